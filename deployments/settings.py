@@ -1,0 +1,192 @@
+"""The settings a platform engineer writes, as typed data. Unknown keys are errors with their path.
+
+The same model is the argument of the Serve application builder and of `coissue validate`. Times in
+milliseconds and sizes in MiB are for people; the `*_ns` and `*_bytes` properties are for the code.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MS = 1_000_000
+MIB = 1024 * 1024
+NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DeviceSettings(Settings):
+    """Which device the scheduler owns."""
+
+    kind: Literal["cpu", "cuda"] = "cpu"
+    #: Threads of one CPU launch.
+    threads: int = Field(default=1, ge=1, le=256)
+    #: Weights, activations and workspaces together.
+    memory_mib: int = Field(default=4096, ge=64)
+    #: Measured tables and compiled kernels are kept here; empty: `~/.cache/coissue`.
+    cache: str = ""
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_mib * MIB
+
+
+class SchedulerSettings(Settings):
+    policy: Literal["space_time", "time_only"] = "space_time"
+    #: No launch is predicted longer than this.
+    preemption_bound_ms: float = Field(default=10.0, gt=0, le=10_000)
+    #: Most admitted requests at once.
+    window: int = Field(default=1024, ge=1, le=65_536)
+    #: Reject at once what is predicted to finish after its deadline.
+    admission: bool = True
+    #: Prometheus endpoint of the scheduler on 127.0.0.1; 0: a free port; null: none of its own.
+    metrics_port: int | None = Field(default=9464, ge=0, le=65_535)
+    #: Listen for replicas of other hosts here; null: Unix socket only.
+    tcp_port: int | None = Field(default=None, ge=0, le=65_535)
+    #: File with the secret that TCP replicas must know.
+    secret_file: str | None = None
+
+    @model_validator(mode="after")
+    def _tcp_needs_secret(self) -> SchedulerSettings:
+        if self.tcp_port is not None and self.secret_file is None:
+            raise ValueError(
+                "tcp_port needs secret_file: a TCP channel without a secret is refused"
+            )
+        return self
+
+
+class SloClass(Settings):
+    """Deadline and objective shared by the tenants that name the class."""
+
+    deadline_ms: float = Field(gt=0, le=600_000)
+    #: Share of requests that must meet the deadline.
+    objective: float = Field(default=0.99, gt=0, lt=1)
+    priority: int = Field(default=1, ge=1, le=16)
+
+    @property
+    def deadline_ns(self) -> int:
+        return round(self.deadline_ms * MS)
+
+
+class ModelSettings(Settings):
+    """Where a model comes from: exactly one of `factory`, `program`, `checkpoint`."""
+
+    #: `pkg.mod:callable` returning `torch.nn.Module` or (module, sample inputs).
+    factory: str | None = None
+    #: A file saved by `torch.export.save`.
+    program: str | None = None
+    #: A safetensors file, with `architecture` naming a known one.
+    checkpoint: str | None = None
+    architecture: str | None = None
+    #: Arguments of the factory or the architecture.
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSettings:
+        given = [key for key in ("factory", "program", "checkpoint") if getattr(self, key)]
+        if len(given) != 1:
+            raise ValueError(
+                "exactly one of factory, program, checkpoint is needed, not "
+                + (" and ".join(given) if given else "none")
+            )
+        if (self.checkpoint is None) != (self.architecture is None):
+            raise ValueError("checkpoint and architecture go together")
+        if self.factory is not None and ":" not in self.factory:
+            raise ValueError(f"factory must look like 'pkg.mod:callable', not {self.factory!r}")
+        return self
+
+
+class Limits(Settings):
+    """What one tenant may use."""
+
+    in_flight: int = Field(default=256, ge=1, le=65_536)
+    #: Largest R of one request.
+    rows: int = Field(default=64, ge=1, le=65_536)
+    #: Largest T of one request.
+    tokens: int = Field(default=512, ge=1, le=131_072)
+
+
+class HandlerSettings(Settings):
+    """Pre- and postprocessing. Built-in names run in the shared pool; `pkg.mod:Class` needs a
+    dedicated deployment."""
+
+    use: str
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def is_builtin(self) -> bool:
+        return ":" not in self.use
+
+
+class TenantSettings(Settings):
+    name: str
+    model: ModelSettings
+    slo: str
+    share: float = Field(default=1.0, gt=0, le=1000)
+    limits: Limits = Limits()
+    handler: HandlerSettings | None = None
+    isolation: Literal["shared", "dedicated"] = "shared"
+    #: What to do with NaN or Inf in a float input.
+    nan: Literal["allow", "reject"] = "allow"
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        if not NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} is not a tenant name: 1 to 64 of a-z 0-9 . _ -, "
+                "starting and ending with a letter or digit"
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _own_code_is_dedicated(self) -> TenantSettings:
+        if self.handler and not self.handler.is_builtin and self.isolation == "shared":
+            raise ValueError(
+                f"handler.use {self.handler.use!r} is the tenant's own code: "
+                "it needs isolation: dedicated"
+            )
+        return self
+
+
+class PoolSettings(Settings):
+    """The shared replica pool."""
+
+    replicas: int = Field(default=1, ge=1, le=256)
+    #: Requests one replica works on at once.
+    ongoing_requests: int = Field(default=512, ge=1, le=65_536)
+    #: Largest accepted HTTP body.
+    body_mib: int = Field(default=64, ge=1, le=4096)
+
+    @property
+    def body_bytes(self) -> int:
+        return self.body_mib * MIB
+
+
+class AppSettings(Settings):
+    """`args` of the Serve application `coissue.deployments.app:build`."""
+
+    device: DeviceSettings = DeviceSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    pool: PoolSettings = PoolSettings()
+    slo_classes: dict[str, SloClass]
+    tenants: tuple[TenantSettings, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> AppSettings:
+        seen: set[str] = set()
+        for index, tenant in enumerate(self.tenants):
+            if tenant.name in seen:
+                raise ValueError(f"tenants.{index}.name: {tenant.name!r} is there twice")
+            seen.add(tenant.name)
+            if tenant.slo not in self.slo_classes:
+                raise ValueError(
+                    f"tenants.{index}.slo: no class {tenant.slo!r} in slo_classes "
+                    f"(there are: {', '.join(sorted(self.slo_classes))})"
+                )
+        return self
