@@ -1,0 +1,54 @@
+# One-word verbs; each does the set-up it needs. `make help` lists them.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export PYTHONUNBUFFERED := 1
+
+.PHONY: help setup demo serve test check bench gpu golden clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(READY) .links/coissue  ## make .venv with everything pinned
+
+$(READY): pyproject.toml setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit(f"coissue needs Python 3.11 to 3.13, this is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python lacks venv: apt install python3-venv"; exit 1; }
+	@echo "Setting up $(VENV) (once; about two minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt pip setuptools wheel
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.links/coissue:
+	@mkdir -p $@ && for part in kernels scheduler deployments; do ln -sfn ../../$$part $@/$$part; done
+
+demo: setup  ## twelve tenants served and measured under two policies (CPU, about two minutes)
+	@$(BIN)/python -m load_tests.demo.run
+
+serve: setup  ## serve the demo's tenants on 127.0.0.1:8000 until Ctrl-C
+	@$(BIN)/python -m load_tests.demo.train
+	@$(BIN)/coissue up configs/demo.yaml
+
+test: setup  ## all tests that this machine can run
+	@$(BIN)/python -m pytest
+
+check: setup  ## lint, format, types, architecture
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy -p coissue.kernels -p coissue.scheduler -p coissue.deployments
+	@$(BIN)/python -m pytest -q tests/architecture
+
+bench: setup  ## the figures of docs/results (about twenty minutes, needs a quiet machine)
+	@$(BIN)/python -m load_tests.bench
+
+gpu: setup  ## the tests that need a GPU
+	@$(BIN)/python -m pytest tests/gpu
+
+golden: setup  ## rewrite the golden files; review the diff
+	@$(BIN)/python -m pytest -q tests/golden --rewrite-golden
+
+clean:  ## remove everything that make made
+	rm -rf $(VENV) .links .cache build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
