@@ -131,9 +131,7 @@ class SchedulerMetrics:
         """Requests a replica refused before they reached the scheduler (malformed, too large)."""
         self.rejections.labels(tenant, reason).inc(count)
 
-    def observe(
-        self, launches: Iterable[LaunchRecord], requests: Iterable[RequestRecord]
-    ) -> None:
+    def observe(self, launches: Iterable[LaunchRecord], requests: Iterable[RequestRecord]) -> None:
         for launch in launches:
             self._observe_launch(launch)
         for request in requests:
@@ -154,9 +152,7 @@ class SchedulerMetrics:
         self.requests.labels(tenant, request.outcome.value).inc()
         if request.reason is not None:
             self.rejections.labels(tenant, request.reason.value).inc()
-        good = (
-            request.outcome is Outcome.COMPLETED and request.completed_ns <= request.deadline_ns
-        )
+        good = request.outcome is Outcome.COMPLETED and request.completed_ns <= request.deadline_ns
         verdict = "good" if good else SLO_BAD.get(request.outcome, "late")
         self.slo.labels(tenant, self._slo_class.get(tenant, ""), verdict).inc()
         if request.device_ns:
