@@ -29,8 +29,10 @@ How an op is run is its `Mode`, proved op by op in `passes.layouts`:
               FIXED value) take the packed extent from the segments
     SEGMENTS  needs the segments' offsets; exactly these:
                 attention   "bshd", q/k/v TOKENS (R,T,h,d), mask none or key TOKENS (R,T) -> TOKENS
-                lstm gru rnn  x TOKENS -> y TOKENS; h_n, c_n are EACH (layers*dirs, R_i, hidden)
-                sum mean amax amin  of TOKENS (R,T,...) over dims == (1,) -> ROWS (keepdim: (R,1,...))
+                lstm gru rnn  x TOKENS (R,T,I) -> y TOKENS, or x ROWS (R,S,I) -> y ROWS; h_n and c_n
+                            are EACH (layers*dirs, R_i, hidden); mostly unused: `canonicalise`
+                            reads the last layer's h_n from y
+                sum mean amax amin  TOKENS (R,T,...) over dims == (1,) -> ROWS, keepdim (R,1,...)
                 select      of TOKENS, dim 1, index 0 or -1 -> ROWS
                 embedding_bag  idx TOKENS (R,T) -> ROWS
                 expand      ROWS (R,1,...) -> TOKENS (R,T,...)
@@ -112,5 +114,6 @@ class Lowered:
     #: Per kernel: the kernels that must be done before it. Besides those whose outputs it reads,
     #: the other readers of each value it drops.
     producers: tuple[tuple[int, ...], ...]
-    #: Per kernel: the values (program inputs too) that nothing reads once it is done.
+    #: Per kernel: the values (program inputs too) that nothing reads once it is done. Never a
+    #: program output.
     drops: tuple[tuple[int, ...], ...]
