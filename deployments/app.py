@@ -1,0 +1,33 @@
+"""The Serve application: `import_path: coissue.deployments.app:build` in a Serve YAML.
+
+`build` runs in a task of the cluster: it only checks the settings and binds deployments.
+"""
+
+from __future__ import annotations
+
+from ray.serve.deployment import Application
+
+from coissue.deployments.control import Control
+from coissue.deployments.discovery import POOL
+from coissue.deployments.pool import Pool
+from coissue.deployments.settings import AppSettings
+from coissue.deployments.tenant import DedicatedTenant
+
+
+def build(args: AppSettings) -> Application:
+    """One control replica, the shared pool as ingress, and a deployment per dedicated tenant."""
+    settings = args.model_dump(mode="json")
+    control = Control.bind(settings)
+    dedicated = {
+        tenant.name: DedicatedTenant.options(name=tenant.name).bind(
+            tenant.model_dump(mode="json"), args.pool.model_dump(mode="json")
+        )
+        for tenant in args.tenants
+        if tenant.isolation == "dedicated"
+    }
+    pool = Pool.options(
+        name=POOL,
+        num_replicas=args.pool.replicas,
+        max_ongoing_requests=args.pool.ongoing_requests,
+    )
+    return pool.bind(settings, control, dedicated)

@@ -1,0 +1,217 @@
+"""The control plane: one replica that brings tenants up and keeps them up.
+
+It captures each tenant in a process of its own, owns the scheduler actor (which dies with it), and
+compares again and again what the scheduler serves with what the settings want. A first attach, a
+scheduler that was killed, and a new version are all the same step: something wanted is missing.
+Requests never pass here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+
+from coissue.deployments.actor import start_scheduler
+from coissue.deployments.discovery import BLIND, CONTROL, FAILED_PREFIX
+from coissue.deployments.settings import AppSettings, TenantSettings
+
+logger = logging.getLogger("coissue.control")
+CAPTURE_SECONDS_MAX = 600.0
+RECONCILE_SECONDS = 0.5
+#: Folders with the socket and the captured programs of one control process.
+RUN_PREFIX = "coissue-run-"
+
+
+@dataclass(slots=True)
+class Wanted:
+    """One tenant of the settings and how far it got."""
+
+    settings: TenantSettings
+    version: int = 1
+    #: loading, captured, ready or failed.
+    state: str = "loading"
+    reason: str = ""
+    #: Folder of the captured program; stays for re-attaching.
+    artifact: str = ""
+
+
+class TenantFailed(Exception):
+    """A tenant cannot be served; the message is for its team."""
+
+
+def sweep_run_dirs() -> None:
+    """Remove the folders of control processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(RUN_PREFIX + "*"):
+        with contextlib.suppress(OSError, ValueError):
+            owner = int((folder / "owner").read_text())
+            if folder.stat().st_uid == os.getuid() and not Path(f"/proc/{owner}").exists():
+                shutil.rmtree(folder)
+
+
+async def capture_tenant(tenant: TenantSettings, out: Path) -> None:
+    """Capture in a child process. Raises `TenantFailed` with the child's sentence."""
+    job = out.with_suffix(".json")
+    job.write_text(
+        json.dumps(
+            {
+                "name": tenant.name,
+                "model": tenant.model.model_dump(),
+                "limits": tenant.limits.model_dump(),
+            }
+        )
+    )
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "coissue.deployments.capture", str(job), str(out),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        stdout, stderr = await asyncio.wait_for(child.communicate(), CAPTURE_SECONDS_MAX)
+    except TimeoutError:
+        raise TenantFailed(f"capture took longer than {CAPTURE_SECONDS_MAX:.0f} s") from None
+    finally:
+        if child.returncode is None:
+            child.kill()
+    if child.returncode:
+        raise TenantFailed(read_capture_error(stdout, stderr, child.returncode))
+
+
+def read_capture_error(stdout: bytes, stderr: bytes, code: int) -> str:
+    """The sentence in the child's last line of output, or what can be said without one."""
+    lines = stdout.decode(errors="replace").strip().splitlines()
+    with contextlib.suppress(json.JSONDecodeError, IndexError, KeyError, TypeError):
+        return str(json.loads(lines[-1])["error"])
+    last = stderr.decode(errors="replace").strip().splitlines()[-1:]
+    return f"capture ended with code {code}: {' '.join(last) or 'no output'}"
+
+
+@serve.deployment(name=CONTROL, num_replicas=1, max_ongoing_requests=64, ray_actor_options=BLIND)
+class Control:
+    """Owns the scheduler actor and the tenants' states."""
+
+    async def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = AppSettings.model_validate(settings)
+        sweep_run_dirs()
+        self._run_dir = Path(tempfile.mkdtemp(prefix=RUN_PREFIX))
+        (self._run_dir / "owner").write_text(str(os.getpid()))
+        self._wanted = {tenant.name: Wanted(tenant) for tenant in self._settings.tenants}
+        self._scheduler: Any = None
+        self._epoch = 0
+        self._captures = asyncio.Semaphore(max(1, (os.cpu_count() or 1)))
+        self._tasks = [asyncio.ensure_future(self._capture(w)) for w in self._wanted.values()]
+        self._loop = asyncio.ensure_future(self._reconcile_forever())
+
+    async def states(self) -> dict[str, tuple[str, str]]:
+        """tenant -> (state, reason)."""
+        return {name: (wanted.state, wanted.reason) for name, wanted in self._wanted.items()}
+
+    def check_health(self) -> None:
+        if self._loop.done():
+            raise RuntimeError(f"the reconcile loop ended: {self._loop}")
+
+    async def _capture(self, wanted: Wanted) -> None:
+        out = self._run_dir / f"{wanted.settings.name}-{wanted.version}"
+        async with self._captures:
+            try:
+                await capture_tenant(wanted.settings, out)
+            except TenantFailed as error:
+                await self._fail(wanted, str(error))
+                return
+        wanted.artifact, wanted.state = str(out), "captured"
+
+    async def _fail(self, wanted: Wanted, reason: str) -> None:
+        wanted.state, wanted.reason = "failed", reason
+        logger.error("tenant=%s failed reason=%s", wanted.settings.name, reason)
+        with contextlib.suppress(ray.exceptions.RayError):
+            await self._announce(wanted)
+        await asyncio.get_running_loop().run_in_executor(
+            None, show_failure, wanted.settings.name, reason
+        )
+
+    async def _announce(self, wanted: Wanted) -> None:
+        if self._scheduler is not None:
+            await self._scheduler.announce.remote(
+                wanted.settings.model_dump(), wanted.state, wanted.reason
+            )
+
+    async def _reconcile_forever(self) -> None:
+        while True:
+            try:
+                await self._reconcile()
+            except ray.exceptions.RayError as error:
+                logger.warning("scheduler not reachable: %s", type(error).__name__)
+                self._scheduler = None
+            await asyncio.sleep(RECONCILE_SECONDS)
+
+    async def _reconcile(self) -> None:
+        if self._scheduler is None:
+            self._scheduler = start_scheduler(
+                self._settings.model_dump(mode="json"), str(self._run_dir)
+            )
+        epoch, attached = await self._scheduler.attached.remote()
+        if epoch != self._epoch:
+            self._epoch = epoch
+            for wanted in self._wanted.values():
+                await self._announce(wanted)
+        for name, wanted in self._wanted.items():
+            if wanted.artifact and attached.get(name) != wanted.version:
+                await self._attach(wanted)
+
+    async def _attach(self, wanted: Wanted) -> None:
+        if wanted.state == "failed":
+            return
+        error = await self._scheduler.attach.remote(
+            wanted.settings.model_dump(), wanted.version, wanted.artifact
+        )
+        if error:
+            await self._fail(wanted, error)
+        else:
+            wanted.state, wanted.reason = "ready", ""
+
+    async def __del__(self) -> None:
+        self._loop.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._scheduler is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                await asyncio.wait_for(self._scheduler.stop.remote(), 5)
+            ray.kill(self._scheduler)
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+@serve.deployment(num_replicas=1, max_constructor_retry_count=1, ray_actor_options=BLIND)
+class FailedTenant:
+    """Never comes up: its constructor carries the reason into `serve status`."""
+
+    def __init__(self, reason: str) -> None:
+        raise RuntimeError(reason)
+
+
+def show_failure(name: str, reason: str) -> None:
+    """Make `serve status` show why the tenant is not served, without touching the others."""
+    target = serve.RunTarget(
+        FailedTenant.options(name=name).bind(reason),
+        name=FAILED_PREFIX + name,
+        route_prefix=None,
+    )
+    try:
+        serve.run_many(
+            [target],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+    except (RuntimeError, ray.exceptions.RayError) as error:
+        logger.warning("tenant=%s cannot be shown in serve status: %s", name, error)
