@@ -1,0 +1,1 @@
+"""The demo: twelve tenants with real weights, served through one scheduler actor."""

@@ -1,0 +1,1 @@
+"""Baselines that the product is measured against, and its counterpart of the same model."""
