@@ -1,0 +1,140 @@
+"""Checks of a request against its tenant: the same for HTTP, the channel's client and its server.
+
+Pure functions. Every error names the field, its value and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from coissue.deployments.channel.frames import DTYPE_NAMES, PortInfo, TenantInfo
+from coissue.kernels.ir import Dim
+
+MALFORMED: Final = "malformed"
+TOO_LARGE: Final = "too_large"
+#: Exponent bits of bf16, all ones in Inf and NaN.
+_BF16_EXPONENT: Final = 0x7F80
+
+
+class InferError(Exception):
+    """A request did not succeed. `reason` is the value of a `scheduler.messages.Reason`, or one of
+    malformed, too_large, cancelled, internal, loading, failed (the tenant's state), restarting."""
+
+    def __init__(self, reason: str, message: str, retry_after_ns: int = 0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.retry_after_ns = retry_after_ns
+
+
+def check_inputs(info: TenantInfo, inputs: Mapping[str, np.ndarray]) -> tuple[int, int]:
+    """(R, T) of a request with these inputs; T is 0 without a token axis. Raises `InferError`."""
+    names = [port.name for port in info.inputs]
+    for name in inputs:
+        if name not in names:
+            raise InferError(
+                MALFORMED, f"input {name!r} is unknown, allowed: {', '.join(map(repr, names))}"
+            )
+    for name in names:
+        if name not in inputs:
+            raise InferError(MALFORMED, f"input {name!r} is missing")
+    arrays = [inputs[name] for name in names]
+    return check_types(
+        info, [(DTYPE_NAMES.get(array.dtype, str(array.dtype)), array.shape) for array in arrays]
+    )
+
+
+def check_types(info: TenantInfo, given: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[int, int]:
+    """Like `check_inputs`, from (dtype, shape) of each input in the tenant's order."""
+    if len(given) != len(info.inputs):
+        raise InferError(MALFORMED, f"{len(given)} inputs, allowed: {len(info.inputs)}")
+    for port, (dtype, shape) in zip(info.inputs, given, strict=True):
+        if dtype != port.dtype:
+            raise InferError(
+                MALFORMED, f"input {port.name!r}: dtype {dtype}, allowed: {port.dtype}"
+            )
+        if len(shape) != len(port.shape):
+            raise InferError(
+                MALFORMED,
+                f"input {port.name!r}: shape {list(shape)}, allowed: {render_shape(port.shape)}",
+            )
+    rows, tokens = _solve(info, given)
+    for port, (_, shape) in zip(info.inputs, given, strict=True):
+        for axis, (dim, extent) in enumerate(zip(port.shape, shape, strict=True)):
+            if dim.at(rows, tokens) != extent:
+                raise InferError(MALFORMED, _mismatch(port, shape, axis, rows, tokens))
+    _check_limit("rows", rows, info.rows_limit)
+    if info.tokens_limit:
+        _check_limit("tokens per row", tokens, info.tokens_limit)
+    return rows, tokens
+
+
+def check_values(info: TenantInfo, arrays: Sequence[np.ndarray]) -> None:
+    """Refuses NaN and Inf in the inputs (in the tenant's order) if the tenant wants that."""
+    if info.nan == "allow":
+        return
+    for port, array in zip(info.inputs, arrays, strict=True):
+        if port.dtype == "bf16":
+            finite = ((array & _BF16_EXPONENT) != _BF16_EXPONENT).all()
+        else:
+            finite = port.dtype not in ("f16", "f32", "f64") or np.isfinite(array).all()
+        if not finite:
+            raise InferError(
+                MALFORMED, f"input {port.name!r}: has NaN or Inf, allowed: finite values"
+            )
+
+
+def render_shape(shape: Sequence[Dim]) -> str:
+    """A shape for people: `[R, 2*T, 16]`."""
+    return f"[{', '.join(_render_dim(dim) for dim in shape)}]"
+
+
+def _render_dim(dim: Dim) -> str:
+    letters = [
+        letter if power == 1 else f"{letter}**{power}"
+        for letter, power in (("R", dim.rows), ("T", dim.tokens))
+        if power
+    ]
+    if dim.scale != 1 or not letters:
+        letters.insert(0, str(dim.scale))
+    return "*".join(letters)
+
+
+def _solve(info: TenantInfo, given: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[int, int]:
+    """R and T from the axes that are a multiple of one of them, then from those of R*T."""
+    rows: int | None = None
+    tokens: int | None = None
+    products: list[tuple[Dim, int]] = []
+    for port, (_, shape) in zip(info.inputs, given, strict=True):
+        for dim, extent in zip(port.shape, shape, strict=True):
+            powers = (dim.rows, dim.tokens)
+            if powers == (1, 0) and rows is None:
+                rows = extent // dim.scale
+            elif powers == (0, 1) and tokens is None:
+                tokens = extent // dim.scale
+            elif powers == (1, 1):
+                products.append((dim, extent))
+    for dim, extent in products:
+        if rows is None and tokens:
+            rows = extent // (dim.scale * tokens)
+        elif tokens is None and rows:
+            tokens = extent // (dim.scale * rows)
+    return 1 if rows is None else rows, 0 if tokens is None else tokens
+
+
+def _mismatch(port: PortInfo, shape: tuple[int, ...], axis: int, rows: int, tokens: int) -> str:
+    found = f"input {port.name!r}: shape {list(shape)}, allowed: {render_shape(port.shape)}"
+    if port.shape[axis].is_fixed:
+        return found
+    of = f"R={rows}" + (f", T={tokens}" if tokens else "")
+    return f"{found} with {of} as in the other axes: axis {axis} cannot be {shape[axis]}"
+
+
+def _check_limit(field: str, value: int, limit: int) -> None:
+    if value < 1:
+        raise InferError(MALFORMED, f"{field}: {value}, allowed: 1 to {limit}")
+    if value > limit:
+        raise InferError(TOO_LARGE, f"{field}: {value}, allowed: 1 to {limit}")

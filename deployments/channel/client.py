@@ -1,0 +1,367 @@
+"""The replica's end of the channel: `SchedulerClient`, one per process and loop.
+
+Flow: `infer` encodes one frame and waits on one future; the answer's frame resolves it. A lost
+connection fails what is in flight with reason "restarting", and a task connects again, asking the
+resolver for the endpoint each time. Memory of a request in the arena is released by the server's
+one answer, never earlier: also after a cancel the server may still be writing there.
+
+Nothing here is thread-safe; all calls belong to the loop that called `connect`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from coissue.deployments.channel.arena import Arena, round_up, take_tensors
+from coissue.deployments.channel.checking import TOO_LARGE, InferError, check_inputs
+from coissue.deployments.channel.frames import (
+    FROM_SERVER,
+    INLINE_BYTES,
+    PROTOCOL_VERSION,
+    Ask,
+    Cancel,
+    ChannelLimits,
+    Directory,
+    Endpoint,
+    Failure,
+    FrameError,
+    Goodbye,
+    Hello,
+    Infer,
+    Message,
+    Result,
+    TenantInfo,
+    TensorRef,
+    Told,
+    Welcome,
+)
+from coissue.deployments.channel.link import Link
+
+RESTARTING: Final = "restarting"
+#: The tenant has a new version that this client has not seen when it encoded the request.
+STALE: Final = "stale"
+_BACKOFF_S: Final = (0.02, 1.0)
+_ATTEMPT_S: Final = 10.0
+_RETRY_AFTER_NS: Final = 1_000_000_000
+#: Room for the header in the largest frame.
+_HEADER_ROOM: Final = 4096
+
+Resolver = Callable[[], Awaitable[Endpoint]]
+
+
+class ChannelRefused(Exception):
+    """The scheduler does not want this client (wrong secret, other protocol version)."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferResult:
+    outputs: dict[str, np.ndarray]
+    queue_ns: int
+    device_ns: int
+    launches: int
+
+
+@dataclass(slots=True)
+class _Open:
+    """One request (or ask, without `info`) that waits for its answer."""
+
+    future: asyncio.Future[Any]
+    info: TenantInfo | None = None
+    #: Its block in the arena, -1: none.
+    block: int = -1
+
+
+class _Connection(Link):
+    """One connection: from Hello until it is lost."""
+
+    def __init__(self, client: SchedulerClient, endpoint: Endpoint) -> None:
+        limits = client.limits
+        super().__init__(FROM_SERVER, limits, limits.header_bytes * 256)
+        loop = asyncio.get_running_loop()
+        self.arena = Arena(limits.arena_bytes) if endpoint.path and limits.arena_bytes else None
+        #: Requests without an answer by id; also those cancelled.
+        self.open: dict[int, _Open] = {}
+        self.welcome: asyncio.Future[None] = loop.create_future()
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self._client = client
+        self._secret = endpoint.secret
+        self._next_id = 0
+
+    def on_open(self) -> None:
+        fd, size = (self.arena.fd, self.arena.num_bytes) if self.arena else (-1, 0)
+        self.send(Hello(PROTOCOL_VERSION, self._secret, fd, size))
+
+    def on_message(self, message: Message, body: memoryview | bytes) -> None:
+        kind = type(message)
+        if kind is Result or kind is Failure or kind is Told:
+            entry = self.open.pop(message.id, None)
+            if entry is None:
+                raise FrameError(f"answer to unknown request {message.id}")
+            self._settle(entry, message, body)
+        elif kind is Directory:
+            self._client._learn(message.tenants)
+            if not self.welcome.done():
+                self.welcome.set_result(None)
+        elif kind is Welcome:
+            if self.arena:
+                self.arena.close_fd()
+                self.arena = self.arena if message.arena else None
+        elif kind is Goodbye:
+            self.drop(message.error or "the scheduler said goodbye")
+
+    def on_lost(self) -> None:
+        if self.arena:
+            self.arena.close_fd()
+        error = InferError(RESTARTING, f"scheduler lost: {self.error}", _RETRY_AFTER_NS)
+        for entry in self.open.values():
+            if not entry.future.done():
+                entry.future.set_exception(error)
+        self.open.clear()
+        if not self.welcome.done():
+            self.welcome.set_exception(ChannelRefused(self.error))
+            self.welcome.exception()
+        self.lost.set_result(None)
+
+    def start(self, make: Callable[[int], Message], entry: _Open, arrays: Sequence = ()) -> int:
+        self._next_id += 1
+        self.send(make(self._next_id), arrays)
+        self.open[self._next_id] = entry
+        return self._next_id
+
+    def infer(
+        self,
+        info: TenantInfo,
+        inputs: Mapping[str, np.ndarray],
+        budget_ns: int | None,
+        priority: int,
+    ) -> tuple[int, asyncio.Future[InferResult]]:
+        rows, tokens = check_inputs(info, inputs)
+        arrays = [np.ascontiguousarray(inputs[port.name]) for port in info.inputs]
+        inline = [array.nbytes for array in arrays if array.nbytes <= INLINE_BYTES]
+        out_bytes = [port.num_bytes(rows, tokens) for port in info.outputs]
+        entry = _Open(self._loop.create_future(), info)
+        outputs: tuple[int, ...] = ()
+        offsets = [-1] * len(arrays)
+        if len(inline) < len(arrays) or max(out_bytes, default=0) > INLINE_BYTES:
+            sizes = [0 if size <= INLINE_BYTES else size for size in out_bytes]
+            in_sizes = [0 if array.nbytes <= INLINE_BYTES else array.nbytes for array in arrays]
+            places = self._reserve(entry, in_sizes + sizes)
+            if places is not None:
+                offsets, outputs = places[: len(arrays)], tuple(places[len(arrays) :])
+        refs = []
+        for port, array, offset in zip(info.inputs, arrays, offsets, strict=True):
+            refs.append(TensorRef(port.dtype, array.shape, offset))
+            if offset >= 0:
+                self.arena.view(port.dtype, array.shape, offset)[...] = array
+        body = [array for array, offset in zip(arrays, offsets, strict=True) if offset < 0]
+        _check_frame(sum(array.nbytes for array in body), self.limits.frame_bytes)
+        number = self.start(
+            lambda number: Infer(
+                number, info.name, info.version, tuple(refs), outputs, budget_ns, priority
+            ),
+            entry,
+            body,
+        )
+        return number, entry.future
+
+    def _reserve(self, entry: _Open, sizes: list[int]) -> list[int] | None:
+        """One block for all tensors with a size; offsets (-1 where the size is 0) or None."""
+        if self.arena is None:
+            return None
+        start = self.arena.reserve(sum(map(round_up, sizes)))
+        if start is None:
+            return None
+        entry.block = start
+        places = []
+        for size in sizes:
+            places.append(start if size else -1)
+            start += round_up(size)
+        return places
+
+    def _settle(self, entry: _Open, message: Message, body: memoryview | bytes) -> None:
+        try:
+            if entry.future.done():
+                return
+            if type(message) is Failure:
+                entry.future.set_exception(
+                    InferError(message.reason, message.message, message.retry_after_ns)
+                )
+            elif type(message) is Told:
+                entry.future.set_result(bytes(body))
+            else:
+                entry.future.set_result(self._result(entry, message, body))
+        finally:
+            if entry.block >= 0:
+                self.arena.release(entry.block)
+
+    def _result(self, entry: _Open, message: Result, body: memoryview | bytes) -> InferResult:
+        arrays = take_tensors(message.outputs, body, self.arena)
+        outputs = {
+            port.name: array.copy() if ref.offset >= 0 else array
+            for port, array, ref in zip(entry.info.outputs, arrays, message.outputs, strict=True)
+        }
+        return InferResult(outputs, message.queue_ns, message.device_ns, message.launches)
+
+
+class SchedulerClient:
+    """`await SchedulerClient.connect(endpoint or resolver)`; then `infer`, `ask`, `directory`."""
+
+    def __init__(self, resolver: Resolver, limits: ChannelLimits) -> None:
+        self.limits = limits
+        #: Tenants by name, as the scheduler last told; kept while disconnected.
+        self.directory: dict[str, TenantInfo] = {}
+        #: Why the last attempt to connect failed, or the last connection was lost.
+        self.last_error = ""
+        self._resolver = resolver
+        self._connection: _Connection | None = None
+        #: Set, and replaced, whenever directory or connection change.
+        self._changed = asyncio.Event()
+
+    @classmethod
+    async def connect(
+        cls, where: Endpoint | Resolver, limits: ChannelLimits | None = None
+    ) -> SchedulerClient:
+        """A client that is connected, or keeps trying (see `wait_ready`) if nobody answers yet.
+
+        Raises `ChannelRefused` if the scheduler is there and refuses.
+        """
+        if isinstance(where, Endpoint):
+
+            async def resolver() -> Endpoint:
+                return where
+        else:
+            resolver = where
+        client = cls(resolver, limits or ChannelLimits())
+        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        client._task = asyncio.create_task(client._keep_connected(first))
+        try:
+            await first
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None and not self._connection.closed
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._connection.open) if self._connection else 0
+
+    async def wait_ready(self, *tenants: str, timeout_s: float | None = None) -> None:
+        """Returns when connected and all of `tenants` are ready. Raises `TimeoutError`."""
+        async with asyncio.timeout(timeout_s):
+            while not self.is_connected or not all(
+                name in self.directory and self.directory[name].state == "ready" for name in tenants
+            ):
+                await self._changed.wait()
+
+    async def infer(
+        self,
+        tenant: str,
+        inputs: Mapping[str, np.ndarray],
+        budget_ns: int | None = None,
+        priority: int = 0,
+    ) -> InferResult:
+        """Runs one request. Raises `InferError`; cancelling withdraws it at the scheduler."""
+        while True:
+            connection = self._live()
+            info = self.directory.get(tenant)
+            if info is None:
+                raise InferError("unknown_tenant", f"there is no tenant {tenant!r}")
+            number, future = connection.infer(info, inputs, budget_ns, priority)
+            try:
+                return await future
+            except asyncio.CancelledError:
+                if number in connection.open:
+                    connection.send(Cancel(number))
+                raise
+            except InferError as error:
+                # The directory with the new version came before this answer.
+                if error.reason != STALE or self.directory.get(tenant) is info:
+                    raise
+
+    async def ask(self, what: str) -> bytes:
+        """The scheduler's "metrics", "status" or "timeline"."""
+        connection = self._live()
+        future = asyncio.get_running_loop().create_future()
+        connection.start(lambda number: Ask(number, what), _Open(future))
+        return await future
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self._connection:
+            self._connection.close()
+            await self._connection.lost
+            self._connection = None
+
+    def _live(self) -> _Connection:
+        if not self.is_connected:
+            why = f": {self.last_error}" if self.last_error else ""
+            raise InferError(RESTARTING, f"no scheduler is connected{why}", _RETRY_AFTER_NS)
+        return self._connection
+
+    def _learn(self, tenants: Sequence[TenantInfo]) -> None:
+        self.directory = {info.name: info for info in tenants}
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _keep_connected(self, first: asyncio.Future[None]) -> None:
+        backoff_s = _BACKOFF_S[0]
+        while True:
+            try:
+                async with asyncio.timeout(_ATTEMPT_S):
+                    connection = await self._open()
+            except Exception as error:  # a resolver may raise anything
+                self.last_error = f"{type(error).__name__}: {error}"
+                if not first.done():
+                    if isinstance(error, ChannelRefused):
+                        first.set_exception(error)
+                        return
+                    first.set_result(None)
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+                continue
+            backoff_s = _BACKOFF_S[0]
+            self._connection = connection
+            self._notify()
+            if not first.done():
+                first.set_result(None)
+            await asyncio.shield(connection.lost)
+            self.last_error = connection.error
+            self._notify()
+
+    async def _open(self) -> _Connection:
+        endpoint = await self._resolver()
+        connection = _Connection(self, endpoint)
+        loop = asyncio.get_running_loop()
+        try:
+            if endpoint.path:
+                await loop.create_unix_connection(lambda: connection, endpoint.path)
+            else:
+                await loop.create_connection(lambda: connection, endpoint.host, endpoint.port)
+            await connection.welcome
+        except BaseException:
+            if connection.arena:
+                connection.arena.close_fd()
+            connection.drop("given up")
+            raise
+        return connection
+
+
+def _check_frame(body_bytes: int, frame_bytes: int) -> None:
+    if body_bytes + _HEADER_ROOM > frame_bytes:
+        raise InferError(
+            TOO_LARGE, f"inputs: {body_bytes} bytes, allowed: {frame_bytes - _HEADER_ROOM}"
+        )

@@ -1,0 +1,284 @@
+"""Frames: what goes over the channel between a replica and the scheduler, as bytes.
+
+One frame is `u32 size of the whole frame, u32 size of the header` (little-endian), the header (one
+message below as msgpack), zeros up to a multiple of `ALIGN`, then the body: the tensors that do not
+travel in shared memory, raw little-endian, each starting at a multiple of `ALIGN`.
+
+Rules: no I/O here. Sizes are checked before anything is allocated for them. A header decodes to one
+of the messages or the connection ends; nothing is ever unpickled. bf16 has no numpy type: its bit
+patterns travel as uint16, which no other IR dtype uses.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+
+from coissue.kernels.ir import Dim, Type
+
+PROTOCOL_VERSION: Final = 1
+ALIGN: Final = 16
+PREFIX: Final = struct.Struct("<II")
+#: Frames up to this size are collected in the receive buffer; a larger one gets its own memory.
+CHUNK_BYTES: Final = 256 * 1024
+#: Tensors up to this size travel in the body, larger ones in shared memory.
+INLINE_BYTES: Final = 64 * 1024
+
+NUMPY_DTYPES: Final[dict[str, np.dtype]] = {
+    name: np.dtype(code)
+    for name, code in {
+        "bool": "?", "u8": "u1", "i8": "i1", "i16": "<i2", "i32": "<i4", "i64": "<i8",
+        "f16": "<f2", "bf16": "<u2", "f32": "<f4", "f64": "<f8",
+    }.items()
+}  # fmt: skip
+DTYPE_NAMES: Final[dict[np.dtype, str]] = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
+
+
+class FrameError(Exception):
+    """The peer sent bytes that are not a frame: the connection cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a scheduler listens: `path` (Unix socket), or `host` and `port` with a secret."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+    secret: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}" if self.path else f"tcp:{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelLimits:
+    """Bounds of one connection, at the end that enforces them."""
+
+    frame_bytes: int = 128 << 20
+    #: Header a server accepts; a client accepts 256 times as much (directories).
+    header_bytes: int = 64 << 10
+    tensors: int = 64
+    #: Largest arena a server maps, and the arena a client makes.
+    arena_bytes_limit: int = 1 << 30
+    arena_bytes: int = 128 << 20
+    #: A peer that leaves more than this unread when something is to be sent is dropped.
+    unread_bytes: int = 64 << 20
+    #: Open requests of one connection, and the inline tensor bytes they hold.
+    open_requests: int = 16_384
+    held_bytes: int = 512 << 20
+    connections: int = 1024
+    hello_s: float = 5.0
+
+
+class PortInfo(msgspec.Struct, frozen=True):
+    """An input or output of a tenant: the IR's dtype name and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+    def num_bytes(self, rows: int, tokens: int) -> int:
+        return Type(self.shape, self.dtype).num_bytes(rows, tokens)
+
+
+class TenantInfo(msgspec.Struct, frozen=True):
+    """What a replica must know of a tenant; `reason` says why it is not ready."""
+
+    name: str
+    version: int
+    state: Literal["ready", "loading", "failed", "draining"]
+    inputs: tuple[PortInfo, ...] = ()
+    outputs: tuple[PortInfo, ...] = ()
+    rows_limit: int = 1
+    tokens_limit: int = 0
+    slo_class: str = ""
+    deadline_ns: int = 0
+    objective: float = 0.99
+    priority: int = 1
+    in_flight_limit: int = 1
+    nan: Literal["allow", "reject"] = "allow"
+    reason: str = ""
+
+
+class TensorRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One tensor of a request or result: in the arena at `offset`, or next in the body if -1."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int = -1
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    pass
+
+
+class Hello(Message, tag=1):
+    """First frame of a client. `arena_fd` is its descriptor of a sealed memfd (see `arena`)."""
+
+    version: int
+    secret: str = ""
+    arena_fd: int = -1
+    arena_bytes: int = 0
+
+
+class Infer(Message, tag=2):
+    """A request. Inputs are in the tenant's order; `outputs` are arena offsets (-1: inline)."""
+
+    id: int
+    tenant: str
+    version: int
+    inputs: tuple[TensorRef, ...]
+    outputs: tuple[int, ...] = ()
+    #: Nanoseconds from arrival to deadline; None takes the tenant's SLO.
+    budget_ns: int | None = None
+    priority: int = 0
+
+
+class Cancel(Message, tag=3):
+    id: int
+
+
+class Ask(Message, tag=4):
+    id: int
+    what: str
+
+
+class Goodbye(Message, tag=5):
+    """Last frame of either side."""
+
+    error: str = ""
+
+
+class Welcome(Message, tag=6):
+    """Answer to Hello. `arena` says whether the offered arena is in use."""
+
+    version: int
+    arena: bool = False
+
+
+class Directory(Message, tag=7):
+    tenants: tuple[TenantInfo, ...]
+
+
+class Result(Message, tag=8):
+    id: int
+    outputs: tuple[TensorRef, ...]
+    queue_ns: int = 0
+    device_ns: int = 0
+    launches: int = 0
+
+
+class Failure(Message, tag=9):
+    id: int
+    reason: str
+    message: str
+    retry_after_ns: int = 0
+
+
+class Told(Message, tag=10):
+    """Answer to Ask: the body."""
+
+    id: int
+
+
+FROM_CLIENT: Final = msgspec.msgpack.Decoder(Hello | Infer | Cancel | Ask | Goodbye)
+FROM_SERVER: Final = msgspec.msgpack.Decoder(
+    Welcome | Directory | Result | Failure | Told | Goodbye
+)
+_ENCODE: Final = msgspec.msgpack.Encoder().encode
+_ZEROS: Final = bytes(ALIGN)
+
+
+def frame_buffers(message: Message, arrays: Sequence[np.ndarray] = ()) -> list[bytes | memoryview]:
+    """The frame of `message` with C-contiguous `arrays` in its body, as buffers to be written.
+
+    Small frames are one buffer; large tensors are not copied.
+    """
+    header = _ENCODE(message)
+    size = PREFIX.size + len(header)
+    if not arrays:
+        return [PREFIX.pack(size, len(header)) + header]
+    parts: list[bytes | memoryview] = [b"", header]
+    for array in arrays:
+        pad = -size % ALIGN
+        parts.append(_ZEROS[:pad])
+        parts.append(array.reshape(-1).view(np.uint8).data)
+        size += pad + array.nbytes
+    if size >= 1 << 32:
+        raise FrameError(f"a frame of {size} bytes cannot be written, at most {(1 << 32) - 1}")
+    parts[0] = PREFIX.pack(size, len(header))
+    return [b"".join(parts)] if size <= INLINE_BYTES * 2 else parts
+
+
+class FrameReader:
+    """Turns received bytes into messages: write into `get_buffer()`, then `feed` the count.
+
+    `body` is memory of its own, aligned to `ALIGN`: it may be kept as long as needed.
+    """
+
+    def __init__(
+        self, decoder: msgspec.msgpack.Decoder, frame_bytes: int, header_bytes: int
+    ) -> None:
+        self._decode = decoder.decode
+        self._frame_bytes = frame_bytes
+        self._header_bytes = header_bytes
+        self._chunk = memoryview(bytearray(CHUNK_BYTES))
+        #: The frame larger than the chunk that is being received, if any.
+        self._large: memoryview | None = None
+        #: Bytes received of the large frame, or else in the chunk.
+        self._have = 0
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        return (self._chunk if self._large is None else self._large)[self._have :]
+
+    def feed(self, num_bytes: int) -> Iterator[tuple[Message, memoryview | bytes]]:
+        """All frames complete with the next `num_bytes`. Raises `FrameError` at a bad one."""
+        self._have += num_bytes
+        if self._large is not None:
+            if self._have == len(self._large):
+                frame, self._large, self._have = self._large, None, 0
+                yield self._split(frame, PREFIX.unpack_from(frame)[1], copy=False)
+            return
+        chunk, have, start = self._chunk, self._have, 0
+        while have - start >= PREFIX.size:
+            size, header_size = PREFIX.unpack_from(chunk, start)
+            self._check(size, header_size)
+            if have - start < size:
+                break
+            yield self._split(chunk[start : start + size], header_size, copy=True)
+            start += size
+        left = chunk[start:have]
+        if len(left) >= PREFIX.size and size > CHUNK_BYTES:
+            # Untouched pages of np.empty cost nothing: a claim alone does not fill memory.
+            self._large = memoryview(np.empty(size, np.uint8))
+            self._large[: len(left)] = left
+        elif start:
+            chunk[: len(left)] = left
+        self._have = len(left)
+
+    def _check(self, size: int, header_size: int) -> None:
+        if not 0 < header_size <= self._header_bytes:
+            raise FrameError(f"header of {header_size} bytes, allowed: 1 to {self._header_bytes}")
+        if not PREFIX.size + header_size <= size <= self._frame_bytes:
+            raise FrameError(
+                f"frame of {size} bytes with a header of {header_size}, "
+                f"allowed: {PREFIX.size + header_size} to {self._frame_bytes}"
+            )
+
+    def _split(
+        self, frame: memoryview, header_size: int, *, copy: bool
+    ) -> tuple[Message, memoryview | bytes]:
+        end = PREFIX.size + header_size
+        try:
+            message = self._decode(frame[PREFIX.size : end])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise FrameError(f"header is not a message: {error}") from None
+        body = frame[end + -end % ALIGN :]
+        return message, bytes(body) if copy else body

@@ -1,0 +1,129 @@
+"""One connection, either end: receives into one buffer, sends once per loop turn.
+
+Rules: everything here runs on the loop that owns the connection. `on_open`, `on_message` and
+`on_lost` are for the ends (`client`, `server`); `on_lost` comes exactly once. What is sent within
+one turn of the loop leaves in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from coissue.deployments.channel.frames import (
+    INLINE_BYTES,
+    ChannelLimits,
+    FrameError,
+    FrameReader,
+    Goodbye,
+    Message,
+    frame_buffers,
+)
+
+#: A peer gets this long to read our last words.
+_CLOSE_S: Final = 1.0
+#: Noticing that the other host is gone: first probe, interval (seconds), count.
+_KEEPALIVE: Final = (5, 2, 3)
+
+
+class Link(asyncio.BufferedProtocol):
+    def __init__(
+        self, decoder: msgspec.msgpack.Decoder, limits: ChannelLimits, header_bytes: int
+    ) -> None:
+        self.limits = limits
+        self.closed = False
+        #: Why the connection ends, as far as known.
+        self.error = ""
+        self._reader = FrameReader(decoder, limits.frame_bytes, header_bytes)
+        #: Buffers of this turn, not yet given to the transport.
+        self._out: list[bytes | memoryview] = []
+        self._flush_due = False
+        self._transport: asyncio.BaseTransport | None = None
+
+    def on_open(self) -> None: ...
+
+    def on_message(self, message: Message, body: memoryview | bytes) -> None:
+        raise NotImplementedError
+
+    def on_lost(self) -> None:
+        raise NotImplementedError
+
+    def send(self, message: Message, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Queues a frame; `arrays` must not change until they are sent."""
+        if self.closed:
+            return
+        self._out += frame_buffers(message, arrays)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        self._flush_due = False
+        if self.closed or not self._out:
+            return
+        unread = self._transport.get_write_buffer_size()
+        if unread > self.limits.unread_bytes:
+            self.drop(f"peer left {unread} bytes unread, allowed: {self.limits.unread_bytes}")
+            return
+        out, self._out = self._out, []
+        if len(out) == 1:
+            self._transport.write(out[0])
+        elif sum(map(len, out)) <= INLINE_BYTES:
+            self._transport.write(b"".join(out))
+        else:
+            self._transport.writelines(out)
+
+    def close(self, error: str = "") -> None:
+        """Says goodbye and ends the connection, whether or not the peer reads."""
+        if self.closed:
+            return
+        self.error = self.error or error
+        self.send(Goodbye(error))
+        self.flush()
+        if not self.closed:
+            self.closed = True
+            self._transport.close()
+            self._loop.call_later(_CLOSE_S, self._transport.abort)
+
+    def drop(self, error: str) -> None:
+        """Ends the connection at once; does nothing on one that never came to be."""
+        self.error = self.error or error
+        self.closed = True
+        if self._transport:
+            self._transport.abort()
+
+    # --- called by the loop ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport = transport
+        self.socket = transport.get_extra_info("socket")
+        if self.socket.family != socket.AF_UNIX:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            for name, value in zip(names, _KEEPALIVE, strict=True):
+                self.socket.setsockopt(socket.IPPROTO_TCP, name, value)
+        self.on_open()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, num_bytes: int) -> None:
+        try:
+            for message, body in self._reader.feed(num_bytes):
+                if self.closed:
+                    return
+                self.on_message(message, body)
+        except FrameError as error:
+            self.close(str(error))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self._out.clear()
+        self.error = self.error or (str(exc) if exc else "connection closed by the other side")
+        self.on_lost()
