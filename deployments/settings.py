@@ -23,7 +23,7 @@ class Settings(BaseModel):
 class DeviceSettings(Settings):
     """Which device the scheduler owns."""
 
-    kind: Literal["cpu", "cuda"] = "cpu"
+    kind: Literal["cpu"] = "cpu"
     #: Threads of one CPU launch.
     threads: int = Field(default=1, ge=1, le=256)
     #: Weights, activations and workspaces together.
