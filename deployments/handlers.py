@@ -1,0 +1,249 @@
+"""Pre- and postprocessing of a tenant's plain route: built-in handlers, and a tenant's own class.
+
+A handler turns a JSON payload into input arrays and output arrays into a JSON-able answer, on the
+replica's event loop: it must not block for long. Rules: one tenant's handler that cannot be loaded
+or that raises fails that tenant alone; nothing of torch is imported here, and `tokenizers` only by
+the text handler. A tenant's own class has `preprocess(payload) -> dict[str, np.ndarray]` and
+`postprocess(outputs) -> JSON-able`, plain or async; a `ValueError` of `preprocess` is the client's
+fault (400, with its text), anything else the handler's (500, naming it).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from coissue.deployments.http.errors import HttpError, malformed
+from coissue.deployments.settings import HandlerSettings, TenantSettings
+
+log = logging.getLogger("coissue.handlers")
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Handler(Protocol):
+    async def preprocess(self, payload: Any) -> Arrays: ...
+
+    async def postprocess(self, outputs: Arrays, payload: Any) -> Any: ...
+
+
+class Text:
+    """`{"text": "..."}` -> `{"label": ..., "scores": {label: p}}`; `{"texts": [...]}` -> a list of
+    these under `results`.
+
+    `tokenizer` is the path of a tokenizer.json. `inputs` names the model's inputs for the token
+    ids, the attention mask and the token types (null: the model has no such input). Without
+    `labels` the first output is answered as it is. Texts of one request are padded to its longest.
+    """
+
+    def __init__(
+        self,
+        tokenizer: str,
+        max_tokens: int = 128,
+        labels: Sequence[str] | None = None,
+        inputs: Mapping[str, str | None] | None = None,
+        output: str | None = None,
+        max_chars: int = 100_000,
+    ) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from tokenizers import Tokenizer
+
+        if not os.path.isfile(tokenizer):
+            raise ValueError(f"no tokenizer file {tokenizer!r}")
+        self._tokenizer = Tokenizer.from_file(tokenizer)
+        pad = self._tokenizer.padding or {}
+        self._tokenizer.enable_padding(
+            pad_id=pad.get("pad_id", 0), pad_token=pad.get("pad_token", "[PAD]")
+        )
+        self._tokenizer.enable_truncation(max_tokens)
+        self._labels = labels
+        self._output = output
+        self._max_chars = max_chars
+        self._names = {"ids": "input_ids", "mask": "attention_mask", **(inputs or {})}
+        for key in self._names:
+            if key not in ("ids", "mask", "types"):
+                raise ValueError(f"inputs.{key}: not one of ids, mask, types")
+
+    async def preprocess(self, payload: Any) -> Arrays:
+        encodings = self._tokenizer.encode_batch(self._texts(payload))
+        columns = {"ids": "ids", "mask": "attention_mask", "types": "type_ids"}
+        return {
+            name: np.array([getattr(encoding, columns[key]) for encoding in encodings], np.int64)
+            for key, name in self._names.items()
+            if name is not None
+        }
+
+    def _texts(self, payload: Any) -> list[str]:
+        if not isinstance(payload, dict) or ("text" in payload) == ("texts" in payload):
+            raise malformed('body: either {"text": "..."} or {"texts": ["...", ...]} is needed')
+        texts = [payload["text"]] if "text" in payload else payload["texts"]
+        field = "text" if "text" in payload else "texts"
+        if not isinstance(texts, list) or not texts:
+            raise malformed("texts: a list of at least one string is needed")
+        if not all(isinstance(text, str) for text in texts):
+            raise malformed(f"{field}: only strings are texts")
+        if sum(map(len, texts)) > self._max_chars:
+            raise HttpError("too_large", f"{field}: longer than {self._max_chars} characters")
+        return texts
+
+    async def postprocess(self, outputs: Arrays, payload: Any) -> Any:
+        values = _choose(outputs, self._output)
+        if self._labels is None:
+            return {"outputs": values[0] if "text" in payload else values}
+        results = [
+            {"label": label, "scores": scores} for label, scores in classify(values, self._labels)
+        ]
+        return results[0] if "text" in payload else {"results": results}
+
+
+class Classes:
+    """`{"inputs": {name: lists}}` -> `{"labels": [...], "probabilities": [{label: p}, ...]}`, one
+    of each per row. With `input`, `{"inputs": lists}` is taken as that input."""
+
+    def __init__(
+        self, labels: Sequence[str], input: str | None = None, output: str | None = None
+    ) -> None:
+        self._labels = labels
+        self._input = input
+        self._output = output
+
+    async def preprocess(self, payload: Any) -> Arrays:
+        inputs = payload.get("inputs") if isinstance(payload, dict) else None
+        if isinstance(inputs, list) and self._input is not None:
+            inputs = {self._input: inputs}
+        if not isinstance(inputs, dict):
+            raise malformed('body: {"inputs": {name: lists}} is needed')
+        return {name: _read_array(name, value) for name, value in inputs.items()}
+
+    async def postprocess(self, outputs: Arrays, payload: Any) -> Any:
+        rows = classify(_choose(outputs, self._output), self._labels)
+        return {"labels": [row[0] for row in rows], "probabilities": [row[1] for row in rows]}
+
+
+class Own:
+    """A tenant's own class, with its exceptions turned into answers."""
+
+    def __init__(self, use: str, kwargs: Mapping[str, Any]) -> None:
+        module, _, name = use.partition(":")
+        self._use = use
+        self._own = getattr(importlib.import_module(module), name)(**kwargs)
+        for verb in ("preprocess", "postprocess"):
+            if not callable(getattr(self._own, verb, None)):
+                raise TypeError(f"{use} has no method {verb}")
+
+    async def preprocess(self, payload: Any) -> Arrays:
+        try:
+            arrays = await _settle(self._own.preprocess(payload))
+            if not isinstance(arrays, Mapping):
+                raise TypeError(f"preprocess returned {type(arrays).__name__}, not a dict")
+        except (HttpError, ValueError) as error:
+            raise HttpError("handler_rejected", str(error)) from error
+        except Exception as error:
+            raise self._failure("preprocess", error) from error
+        return arrays
+
+    async def postprocess(self, outputs: Arrays, payload: Any) -> Any:
+        try:
+            return await _settle(self._own.postprocess(outputs))
+        except Exception as error:
+            raise self._failure("postprocess", error) from error
+
+    def _failure(self, verb: str, error: Exception) -> HttpError:
+        log.error("handler=%s failed in=%s", self._use, verb, exc_info=error)
+        return HttpError(
+            "handler_failed", f"handler {self._use} failed in {verb}: {type(error).__name__}"
+        )
+
+
+class Broken:
+    """Stands for a handler that could not be loaded: its tenant's plain route says why."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    async def preprocess(self, payload: Any) -> Arrays:
+        raise HttpError("failed", self.message)
+
+    async def postprocess(self, outputs: Arrays, payload: Any) -> Any:
+        raise HttpError("failed", self.message)
+
+
+BUILTIN: Final[dict[str, Callable[..., Handler]]] = {"text": Text, "classes": Classes}
+
+
+def check_handler(settings: HandlerSettings) -> str | None:
+    """What is wrong with the settings, with the field first; the handler is not loaded."""
+    if not settings.is_builtin:
+        return None
+    factory = BUILTIN.get(settings.use)
+    if factory is None:
+        names = ", ".join(sorted(BUILTIN))
+        return f"use: no handler {settings.use!r}, there are: {names}, or pkg.mod:Class"
+    try:
+        inspect.signature(factory).bind(**settings.kwargs)
+    except TypeError as error:
+        return f"kwargs: {error}"
+    return None
+
+
+def load_handler(settings: HandlerSettings) -> Handler:
+    wrong = check_handler(settings)
+    if wrong is not None:
+        return Broken(f"handler.{wrong}")
+    try:
+        if settings.is_builtin:
+            return BUILTIN[settings.use](**settings.kwargs)
+        return Own(settings.use, settings.kwargs)
+    except Exception as error:
+        log.exception("handler=%s cannot be loaded", settings.use)
+        return Broken(f"handler {settings.use} cannot be loaded: {error}")
+
+
+def load_handlers(tenants: Iterable[TenantSettings]) -> dict[str, Handler]:
+    """Tenant name -> handler, of those that have one."""
+    return {tenant.name: load_handler(tenant.handler) for tenant in tenants if tenant.handler}
+
+
+def classify(logits: np.ndarray, labels: Sequence[str]) -> list[tuple[str, dict[str, float]]]:
+    """(label, {label: probability}) per row of `logits`: (R, classes), by softmax."""
+    if logits.ndim != 2 or logits.shape[1] != len(labels):
+        raise HttpError(
+            "handler_failed", f"the model gives {list(logits.shape)}, handler.labels {len(labels)}"
+        )
+    powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    shares = (powers / powers.sum(axis=1, keepdims=True)).round(6)
+    best = logits.argmax(axis=1)
+    return [
+        (labels[index], dict(zip(labels, row, strict=True)))
+        for index, row in zip(best.tolist(), shares.tolist(), strict=True)
+    ]
+
+
+def _choose(outputs: Arrays, name: str | None) -> np.ndarray:
+    if name is None:
+        return next(iter(outputs.values()))
+    if name not in outputs:
+        raise HttpError(
+            "handler_failed", f"handler.output: no {name!r}, there are: {', '.join(outputs)}"
+        )
+    return outputs[name]
+
+
+def _read_array(name: str, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError):
+        raise malformed(f"inputs.{name}: lists of different lengths at one depth") from None
+    if array.dtype.kind not in "fiub":
+        raise malformed(f"inputs.{name}: only numbers are possible")
+    return array
+
+
+async def _settle(value: Any | Awaitable[Any]) -> Any:
+    return await value if inspect.isawaitable(value) else value

@@ -1,0 +1,366 @@
+"""The ASGI application of a replica: HTTP in, the channel to the scheduler out.
+
+A plain callable without a framework: the two inference routes are matched first and do one dict
+look-up, one decode, one `infer` and one encode. Nothing here knows Ray or torch. Whatever happens
+inside a request, the client gets `{"error": ...}` and the table in `errors` decides the status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import zlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from coissue.deployments.channel.checking import InferError
+from coissue.deployments.http import oip, page, plain, tensors
+from coissue.deployments.http.errors import INTERNAL, JSON, Answer, HttpError, malformed
+
+if TYPE_CHECKING:
+    from coissue.deployments.channel.client import SchedulerClient
+    from coissue.deployments.channel.frames import TenantInfo
+    from coissue.deployments.handlers import Handler
+
+log = logging.getLogger("coissue.http")
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+HeaderMap = dict[bytes, bytes]
+
+#: A request that is answered sooner never pays for watching its client.
+WATCH_AFTER_S: Final = 0.002
+SLO_LIMIT_MS: Final = oip.TIMEOUT_LIMIT_US / 1000
+TEXT: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+HTML: Final = (b"content-type", b"text/html; charset=utf-8")
+
+
+@dataclass(frozen=True)
+class HttpSettings:
+    #: Largest body, before and after decompression.
+    body_bytes: int = 64 * 1024 * 1024
+    #: Tenant name -> pre- and postprocessing of its plain route.
+    handlers: Mapping[str, Handler] = field(default_factory=dict)
+    #: The tenants served here; None: all.
+    tenants: frozenset[str] | None = None
+
+
+class HttpApp:
+    """`client_source()` gives the connected `SchedulerClient`, or None while there is none."""
+
+    def __init__(
+        self, client_source: Callable[[], SchedulerClient | None], settings: HttpSettings
+    ) -> None:
+        self._client_source = client_source
+        self._settings = settings
+        #: Answers of this replica by reason ("ok" or a key of `STATUS`), since its start.
+        self.counts: Counter[str] = Counter()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _answer_other(scope, receive, send)
+            return
+        try:
+            status, headers, body = await self._route(scope, receive)
+            self.counts["ok"] += 1
+        except HttpError as error:
+            self.counts[error.reason] += 1
+            # The rest of the body was not read: the connection cannot be used again.
+            close = [(b"connection", b"close")] if error.reason == "too_large" else []
+            status, headers, body = error.answer(*close)
+        except Exception:
+            self.counts["internal"] += 1
+            log.exception("request failed path=%r", scope.get("path"))
+            status, headers, body = HttpError("internal", INTERNAL).answer()
+        headers.append((b"content-length", b"%d" % len(body)))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _route(self, scope: Message, receive: Receive) -> Answer:
+        path: str = scope["path"]
+        root = scope.get("root_path")
+        if root and path.startswith(root):
+            path = path[len(root) :]
+        parts = path.split("/")
+        is_model = len(parts) > 3 and parts[1] == "v2" and parts[2] == "models" and parts[3]
+        if is_model and parts[-1] == "infer" and len(parts) in (5, 7):
+            _check_verb(scope, "POST")
+            return await self._infer(self._model(parts), scope, receive)
+        if len(parts) == 3 and parts[1] == "tenants" and parts[2]:
+            _check_verb(scope, "POST")
+            return await self._plain(self._tenant(parts[2]), scope, receive)
+        if is_model:
+            return self._describe(parts, scope)
+        route = _ROUTES.get(path)
+        if route is None:
+            raise _no_route(path)
+        _check_verb(scope, "GET")
+        return await route(self, scope)
+
+    # --- inference -----------------------------------------------------------------------------
+
+    async def _infer(self, info: TenantInfo, scope: Message, receive: Receive) -> Answer:
+        headers: HeaderMap = dict(scope["headers"])
+        body = await self._body(headers, receive)
+        call = oip.parse_infer(info, body, headers.get(oip.LENGTH_HEADER))
+        budget_ns = call.budget_ns or _slo_header(headers)
+        outputs = await self._run(info, call.inputs, budget_ns, call.priority, receive)
+        return oip.format_infer(info, call, outputs)
+
+    async def _plain(self, info: TenantInfo, scope: Message, receive: Receive) -> Answer:
+        headers: HeaderMap = dict(scope["headers"])
+        body = await self._body(headers, receive)
+        budget_ns = _slo_header(headers)
+        if headers.get(b"content-type", b"").startswith(b"application/octet-stream"):
+            inputs = plain.parse_raw(info, body)
+            return plain.format_raw(await self._run(info, inputs, budget_ns, 0, receive))
+        handler = self._settings.handlers.get(info.name)
+        if handler is not None:
+            payload = plain.parse_payload(body)
+            inputs = tensors.conform(info, await handler.preprocess(payload))
+            outputs = await self._run(info, inputs, budget_ns, 0, receive)
+            return plain.format_payload(await handler.postprocess(outputs, payload))
+        plain.check_json_outputs(info)
+        inputs = plain.parse_json(info, body)
+        return plain.format_json(await self._run(info, inputs, budget_ns, 0, receive))
+
+    async def _run(
+        self, info: TenantInfo, inputs: Any, budget_ns: int | None, priority: int, receive: Receive
+    ) -> Any:
+        watch = _DisconnectWatch(receive)
+        try:
+            result = await self._client().infer(info.name, inputs, budget_ns, priority)
+        except InferError as error:
+            raise HttpError(error.reason, error.message, error.retry_after_ns) from None
+        except asyncio.CancelledError:
+            if watch.is_client_gone():
+                raise HttpError("client_gone", "the client is gone") from None
+            raise
+        finally:
+            watch.stop()
+        return result.outputs
+
+    async def _body(self, headers: HeaderMap, receive: Receive) -> bytes:
+        limit = self._settings.body_bytes
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 18 or int(length) > limit:
+            raise _too_large(limit)
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        parts = [body]
+        size = len(body)
+        while message["type"] == "http.request" and message.get("more_body") and size <= limit:
+            message = await receive()
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+        if message["type"] == "http.disconnect":
+            raise HttpError("client_gone", "the client left while sending")
+        if size > limit:
+            raise _too_large(limit)
+        body = body if len(parts) == 1 else b"".join(parts)
+        encoding = headers.get(b"content-encoding")
+        return body if encoding is None else decompress(body, encoding, limit)
+
+    # --- who is there --------------------------------------------------------------------------
+
+    def _client(self) -> SchedulerClient:
+        client = self._client_source()
+        if client is None:
+            raise HttpError("restarting", "the scheduler is starting")
+        return client
+
+    def _directory(self) -> Mapping[str, TenantInfo]:
+        client = self._client_source()
+        return {} if client is None else client.directory
+
+    def _tenant(self, name: str, version: str = "") -> TenantInfo:
+        info = self._client().directory.get(name)
+        only = self._settings.tenants
+        if info is None or (only is not None and name not in only):
+            raise HttpError("unknown_tenant", f"no tenant {name!r}")
+        if version and version != str(info.version):
+            raise HttpError(
+                "unknown_tenant", f"tenant {name!r} has version {info.version}, not {version!r}"
+            )
+        return info
+
+    def _model(self, parts: list[str]) -> TenantInfo:
+        """Of `/v2/models/{m}/...` or `/v2/models/{m}/versions/{v}/...`."""
+        if len(parts) > 5 and parts[4] != "versions":
+            raise _no_route("/".join(parts))
+        return self._tenant(parts[3], parts[5] if len(parts) > 5 else "")
+
+    def _describe(self, parts: list[str], scope: Message) -> Answer:
+        last = parts[-1] if len(parts) in (5, 7) else ""
+        if len(parts) not in (4, 5, 6, 7) or (len(parts) % 2 and last not in ("ready", "config")):
+            raise _no_route("/".join(parts))
+        _check_verb(scope, "GET")
+        info = self._model(parts)
+        if last == "config":
+            return _json(oip.model_config(info))
+        if last == "ready":
+            if info.state != "ready":
+                raise HttpError(info.state, f"tenant {info.name!r} is {info.state}: {info.reason}")
+            return _json({"name": info.name, "ready": True})
+        return _json(oip.model_metadata(info))
+
+    def _shown(self) -> list[TenantInfo]:
+        only = self._settings.tenants
+        return [info for name, info in self._directory().items() if only is None or name in only]
+
+    # --- fixed routes --------------------------------------------------------------------------
+
+    async def _server(self, scope: Message) -> Answer:
+        return _json(oip.SERVER)
+
+    async def _live(self, scope: Message) -> Answer:
+        return _json({"live": True, "ready": self._is_ready()})
+
+    async def _ready(self, scope: Message) -> Answer:
+        if not self._is_ready():
+            raise HttpError("loading", "no tenant is ready yet")
+        return _json({"live": True, "ready": True})
+
+    def _is_ready(self) -> bool:
+        """One tenant that fails or loads must not take the others out of service."""
+        return any(info.state == "ready" for info in self._shown())
+
+    async def _models(self, scope: Message) -> Answer:
+        return _json({"models": [info.name for info in self._shown()]})
+
+    async def _metrics(self, scope: Message) -> Answer:
+        return 200, [TEXT], await self._ask("metrics")
+
+    async def _status(self, scope: Message) -> Answer:
+        try:
+            scheduler = msgspec.json.decode(await self._ask("status"))
+        except HttpError as error:
+            scheduler = {"error": str(error)}
+        status = page.status(self._shown(), scheduler, self.counts)
+        if page.prefers_html(dict(scope["headers"]).get(b"accept", b"")):
+            return 200, [HTML], page.render(status).encode()
+        return _json(status)
+
+    async def _ask(self, what: str) -> bytes:
+        try:
+            return await self._client().ask(what)
+        except InferError as error:
+            raise HttpError(error.reason, error.message, error.retry_after_ns) from None
+
+
+_ROUTES: Final[dict[str, Callable[[HttpApp, Message], Awaitable[Answer]]]] = {
+    "/v2": HttpApp._server,
+    "/v2/": HttpApp._server,
+    "/v2/health/live": HttpApp._live,
+    "/v2/health/ready": HttpApp._ready,
+    "/v2/models": HttpApp._models,
+    "/status": HttpApp._status,
+    "/metrics": HttpApp._metrics,
+    "/healthz": HttpApp._live,
+    "/readyz": HttpApp._ready,
+}
+
+
+class _DisconnectWatch:
+    """Cancels the current task when its client goes away.
+
+    Waiting costs a task, so it starts only for requests that take longer than `WATCH_AFTER_S`.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._owner = asyncio.current_task()
+        self._task: asyncio.Task[None] | None = None
+        self._gone = False
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        if self._owner is not None:
+            self._owner.cancel()
+
+    def is_client_gone(self) -> bool:
+        """Called by the owner on being cancelled: was it us? Then the cancellation is used up."""
+        if self._gone and self._owner is not None:
+            self._owner.uncancel()
+        return self._gone
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+
+def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
+    """The gzip or deflate (zlib) body; never holds more than `limit` bytes of it."""
+    if encoding == b"identity":
+        return body
+    bits = {b"gzip": 31, b"deflate": 15}.get(encoding.lower())
+    if bits is None:
+        name = encoding.decode("latin-1")
+        raise malformed(f"header Content-Encoding: {name!r} is not gzip or deflate")
+    inflater = zlib.decompressobj(bits)
+    try:
+        result = inflater.decompress(body, limit + 1)
+    except zlib.error:
+        raise malformed(f"body: not valid {encoding.decode()}") from None
+    if len(result) > limit:
+        raise _too_large(limit)
+    if not inflater.eof or inflater.unused_data:
+        raise malformed(f"body: the {encoding.decode()} data are truncated or followed by others")
+    return result
+
+
+def _slo_header(headers: HeaderMap) -> int | None:
+    value = headers.get(b"x-slo-ms")
+    if value is None:
+        return None
+    try:
+        milliseconds = float(value)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 < milliseconds <= SLO_LIMIT_MS:
+        raise malformed("header x-slo-ms: milliseconds above 0 and up to a day are needed")
+    return math.ceil(milliseconds * 1_000_000)
+
+
+def _check_verb(scope: Message, verb: str) -> None:
+    method = scope["method"]
+    if method != verb and (method, verb) != ("HEAD", "GET"):
+        raise HttpError("wrong_verb", f"{method} is not possible here, use {verb}")
+
+
+def _no_route(path: str) -> HttpError:
+    return HttpError("unknown_route", f"no route {path!r}")
+
+
+def _too_large(limit: int) -> HttpError:
+    return HttpError("too_large", f"body: larger than {limit} bytes")
+
+
+def _json(value: Any) -> Answer:
+    return 200, [JSON], msgspec.json.encode(value)
+
+
+async def _answer_other(scope: Message, receive: Receive, send: Send) -> None:
+    """Life-cycle messages of the server; websockets are refused."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1000})
+        return
+    while True:
+        message = await receive()
+        phase = message["type"].removeprefix("lifespan.")
+        await send({"type": f"lifespan.{phase}.complete"})
+        if phase == "shutdown":
+            return

@@ -1,0 +1,92 @@
+"""`GET /status`: what each tenant does, as data and as a page. Everything shown is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from coissue.deployments.channel.frames import TenantInfo
+
+STYLE: Final = (
+    "body{font:15px system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em}"
+    "table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.4em .8em;"
+    "border-bottom:1px solid #ddd}.ready{color:#07702f}.failed{color:#b3131b}"
+    ".loading,.draining{color:#8a5a00}"
+)
+COLUMNS: Final = (
+    ("tenant", "name"),
+    ("version", "version"),
+    ("state", "state"),
+    ("SLO class", "slo_class"),
+    ("deadline (ms)", "deadline_ms"),
+    ("objective", "objective"),
+    ("reason", "reason"),
+)
+
+
+def status(
+    tenants: Iterable[TenantInfo], scheduler: Any, counts: Mapping[str, int]
+) -> dict[str, Any]:
+    """`scheduler` is its own status; `replica_answers` counts this replica's answers by reason."""
+    return {
+        "tenants": [
+            {
+                "name": info.name,
+                "version": info.version,
+                "state": info.state,
+                "reason": info.reason,
+                "slo_class": info.slo_class,
+                "deadline_ms": info.deadline_ns / 1e6,
+                "objective": info.objective,
+                "priority": info.priority,
+                "in_flight_limit": info.in_flight_limit,
+                "rows_limit": info.rows_limit,
+                "tokens_limit": info.tokens_limit,
+            }
+            for info in tenants
+        ],
+        "scheduler": scheduler,
+        "replica_answers": dict(counts),
+    }
+
+
+def prefers_html(accept: bytes) -> bool:
+    """Browsers name text/html first; API clients name JSON or anything."""
+    html, json = accept.find(b"text/html"), accept.find(b"application/json")
+    return html >= 0 and (json < 0 or html < json)
+
+
+def render(status: Mapping[str, Any]) -> str:
+    head = "".join(f"<th>{escape(title)}</th>" for title, _ in COLUMNS)
+    rows = "".join(_row(tenant) for tenant in status["tenants"])
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>coissue</title>'
+        f"<style>{STYLE}</style></head><body><h1>coissue</h1>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        f"<h2>Scheduler</h2>{_facts(status['scheduler'])}"
+        f"<h2>Answers of this replica</h2>{_facts(status['replica_answers'])}</body></html>"
+    )
+
+
+def _row(tenant: Mapping[str, Any]) -> str:
+    cells = "".join(f"<td>{_text(tenant[key])}</td>" for _, key in COLUMNS)
+    return f'<tr class="{_text(tenant["state"])}">{cells}</tr>'
+
+
+def _facts(facts: Any) -> str:
+    """A table of names and values; nested values as tables of their own."""
+    if isinstance(facts, Mapping):
+        rows = "".join(
+            f"<tr><th>{_text(key)}</th><td>{_facts(value)}</td></tr>"
+            for key, value in facts.items()
+        )
+        return f"<table>{rows}</table>"
+    if isinstance(facts, list):
+        return "<br>".join(_facts(item) for item in facts)
+    return _text(facts)
+
+
+def _text(value: Any) -> str:
+    return escape(f"{value:g}" if isinstance(value, float) else str(value))

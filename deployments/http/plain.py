@@ -1,0 +1,98 @@
+"""The plain route, `POST /tenants/{name}`: JSON lists or raw bytes in and out. Pure functions.
+
+JSON is `{"inputs": {name: nested lists}}` -> `{"outputs": {name: nested lists}}`. Raw bytes are for
+models with one input and one output: the body is the tensor, the answer too, and header `x-shape`
+gives its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from coissue.deployments.http import tensors
+from coissue.deployments.http.errors import JSON, RAW, Answer, HttpError, explain, malformed
+from coissue.deployments.http.oip import only_input
+
+if TYPE_CHECKING:
+    from coissue.deployments.channel.frames import TenantInfo
+
+
+class PlainBody(msgspec.Struct):
+    inputs: dict[str, msgspec.Raw]
+
+
+_BODY: Final = msgspec.json.Decoder(PlainBody)
+
+
+def parse_json(info: TenantInfo, body: bytes) -> dict[str, np.ndarray]:
+    try:
+        given = _BODY.decode(body).inputs
+    except tensors.DECODE_ERRORS as error:
+        raise explain(error) from None
+    ports = {port.name: port for port in info.inputs}
+    for name in given:
+        if name not in ports:
+            raise malformed(f"inputs: {name!r} is no input, there are: {', '.join(ports)}")
+    return {
+        name: tensors.from_json(
+            ports[name], bytes(data), f"inputs.{name}", tensors.largest_count(ports[name], info)
+        )
+        for name, data in given.items()
+    }
+
+
+def parse_raw(info: TenantInfo, body: bytes) -> dict[str, np.ndarray]:
+    port = only_input(info)
+    if len(info.outputs) != 1:
+        raise malformed(
+            f"body: raw data need a model with one output, {info.name!r} has {len(info.outputs)}"
+        )
+    shape = tensors.raw_shape(port, len(body), f"inputs.{port.name}")
+    return {port.name: tensors.from_bytes(port, memoryview(body), f"inputs.{port.name}", shape)}
+
+
+def parse_payload(body: bytes) -> Any:
+    """The JSON that a handler takes."""
+    try:
+        return msgspec.json.decode(body)
+    except tensors.DECODE_ERRORS as error:
+        raise explain(error) from None
+
+
+def check_json_outputs(info: TenantInfo) -> None:
+    """Refuses before any work what could not be answered in JSON."""
+    for port in info.outputs:
+        if port.dtype in tensors.BINARY_ONLY:
+            raise malformed(
+                f"outputs.{port.name}: {tensors.DATATYPES[port.dtype]} has no JSON form: "
+                "use application/octet-stream or the binary data of /v2"
+            )
+
+
+def format_json(outputs: Mapping[str, np.ndarray]) -> Answer:
+    lists = {name: array.tolist() for name, array in outputs.items()}
+    return 200, [JSON], msgspec.json.encode({"outputs": lists})
+
+
+def format_raw(outputs: Mapping[str, np.ndarray]) -> Answer:
+    (array,) = outputs.values()
+    shape = ",".join(map(str, array.shape)).encode()
+    return 200, [RAW, (b"x-shape", shape)], array.tobytes()
+
+
+def format_payload(payload: Any) -> Answer:
+    """What a handler made of the outputs. Raises `HttpError` when it is not JSON."""
+    try:
+        return 200, [JSON], msgspec.json.encode(payload, enc_hook=_plain)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise HttpError("handler_failed", f"the handler's answer is not JSON: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"a value of type {type(value).__name__}")

@@ -1,0 +1,143 @@
+"""Tensors at the HTTP border: bytes or JSON to numpy arrays and back, by the tenant's ports.
+
+Rules: no array is larger than what the body can back, so a lying shape allocates nothing; the
+number of elements is known before JSON is decoded. Binary tensors are little-endian, row-major and
+not copied unless misaligned. bf16 has no numpy type and travels as its 16 bits (u2). f16 and bf16
+have no portable JSON form: they are binary only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from coissue.deployments.channel.frames import NUMPY_DTYPES
+from coissue.deployments.http.errors import HttpError, explain, malformed
+
+if TYPE_CHECKING:
+    from coissue.deployments.channel.frames import PortInfo, TenantInfo
+
+#: IR dtype -> datatype of the Open Inference Protocol.
+DATATYPES: Final = {
+    "bool": "BOOL", "u8": "UINT8", "i8": "INT8", "i16": "INT16", "i32": "INT32", "i64": "INT64",
+    "f16": "FP16", "bf16": "BF16", "f32": "FP32", "f64": "FP64",
+}  # fmt: skip
+BINARY_ONLY: Final = frozenset({"f16", "bf16"})
+DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+_SCALARS: Final[dict[str, type]] = {"b": bool, "i": int, "u": int, "f": float}
+
+
+@cache
+def _decoder(scalar: type, depth: int) -> msgspec.json.Decoder[Any]:
+    form: Any = scalar
+    for _ in range(depth):
+        form = list[form]
+    return msgspec.json.Decoder(form)
+
+
+def _leading_brackets(data: bytes) -> int:
+    head = data[:1024].translate(None, b" \t\r\n")
+    return len(head) - len(head.lstrip(b"["))
+
+
+def from_json(
+    port: PortInfo, data: bytes, path: str, count: int, shape: Sequence[int] | None = None
+) -> np.ndarray:
+    """The nested or flat list `data`.
+
+    With `shape`, the list must hold exactly `count` elements; without, at most `count`, nested as
+    deep as the port has dimensions.
+    """
+    if port.dtype in BINARY_ONLY:
+        raise malformed(f"{path}: {DATATYPES[port.dtype]} has no JSON form, send it as binary data")
+    # Commas separate elements at every depth: one less than elements, whatever the nesting.
+    given = data.count(b",") + 1
+    if given > count or (shape is not None and given != count):
+        raise malformed(
+            f"{path}: {given} values where the shape needs {count}"
+            if shape is not None
+            else f"{path}: {given} values, the tenant's limits allow {count}"
+        )
+    rank = len(port.shape if shape is None else shape)
+    depth = _leading_brackets(data)
+    if depth not in ((1, rank) if shape is not None else (rank,)):
+        raise malformed(f"{path}: a list nested {rank} deep is needed, not {depth}")
+    dtype = NUMPY_DTYPES[port.dtype]
+    try:
+        array = np.array(_decoder(_SCALARS[dtype.kind], depth).decode(data), dtype)
+    except DECODE_ERRORS as error:
+        raise explain(error, path) from None
+    except OverflowError:
+        raise malformed(f"{path}: a value is out of range for {DATATYPES[port.dtype]}") from None
+    except ValueError:
+        raise malformed(f"{path}: lists of different lengths at one depth") from None
+    if dtype.kind == "f" and not np.isfinite(array).all():
+        # JSON itself cannot say NaN or Inf: the value was larger than the type.
+        raise malformed(f"{path}: a value is out of range for {DATATYPES[port.dtype]}")
+    if shape is None:
+        return array
+    if array.size != count or (depth > 1 and array.shape != tuple(shape)):
+        raise malformed(f"{path}: nested as {list(array.shape)}, but shape is {list(shape)}")
+    return array.reshape(shape)
+
+
+def from_bytes(port: PortInfo, data: memoryview, path: str, shape: Sequence[int]) -> np.ndarray:
+    """The tensor in `data`, whose length has to fit `shape`. No copy where alignment allows."""
+    dtype = NUMPY_DTYPES[port.dtype]
+    needed = math.prod(shape) * dtype.itemsize
+    if len(data) != needed:
+        raise malformed(
+            f"{path}: {len(data)} bytes where {DATATYPES[port.dtype]} {list(shape)} needs {needed}"
+        )
+    array = np.frombuffer(data, dtype).reshape(shape)
+    if not array.flags.aligned:
+        array = array.copy()
+    if dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
+        raise malformed(f"{path}: a byte of a BOOL tensor must be 0 or 1")
+    return array
+
+
+def raw_shape(port: PortInfo, num_bytes: int, path: str) -> list[int]:
+    """The shape that `num_bytes` of raw data have: at most one dimension may be open.
+
+    With an open token dimension the data are one row of tokens.
+    """
+    itemsize = NUMPY_DTYPES[port.dtype].itemsize
+    unit = itemsize * math.prod(dim.scale for dim in port.shape)
+    size, rest = divmod(num_bytes, unit)
+    tokens = any(dim.tokens for dim in port.shape)
+    rows, tokens_per_row = (1, size) if tokens else (size, 1)
+    shape = [dim.at(rows, tokens_per_row) for dim in port.shape]
+    if rest or math.prod(shape) * itemsize != num_bytes:
+        one = "token" if tokens else "row"
+        raise malformed(f"{path}: {num_bytes} bytes are not a whole number of {one}s of {unit}")
+    return shape
+
+
+def largest_count(port: PortInfo, info: TenantInfo) -> int:
+    """Most elements the port takes under the tenant's limits."""
+    return math.prod(dim.at(info.rows_limit, max(1, info.tokens_limit)) for dim in port.shape)
+
+
+def conform(info: TenantInfo, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """A handler's arrays in the dtypes of the tenant's ports; only harmless casts are made."""
+    dtypes = {port.name: NUMPY_DTYPES[port.dtype] for port in info.inputs}
+    result = {}
+    for name, value in arrays.items():
+        array = np.asarray(value)
+        dtype = dtypes.get(name, array.dtype)
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise HttpError(
+                "handler_failed", f"inputs.{name}: the handler gave {array.dtype}, not {dtype}"
+            )
+        with np.errstate(over="ignore"):
+            cast = np.ascontiguousarray(array, dtype)
+        if dtype.kind in "iu" and cast is not array and (cast != array).any():
+            raise malformed(f"inputs.{name}: a value is out of range for {dtype}")
+        result[name] = cast
+    return result
