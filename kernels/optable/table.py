@@ -1,0 +1,98 @@
+"""The op table: every op of the IR by name. This is the only list of ops.
+
+`OPS[name]` says how many inputs an op takes, which attrs (all must be given unless optional), how
+its output types follow from its inputs, and what it computes. `spec` and `interpreter` read
+nothing else.
+
+`opaque` names a functional ATen op from `OPAQUE_TARGETS` that only a device with torch can run.
+Its attr `args` is JSON, `[[positional...], {keyword: ...}]`: `{"input": 0}` stands for an input of
+the op, `{"dtype": "f32"}` for a dtype, the rest are numbers, strings, booleans, null and lists of
+those. Its output types are as declared; whoever runs it compares them with what comes out.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from coissue.kernels.ir import Type
+from coissue.kernels.optable import layers, pointwise, recurrent, reductions, views
+from coissue.kernels.optable.base import Attr, Call, OpDef, require
+
+#: Functional, deterministic, data-only ATen ops (`torch.ops.aten.<target>`) allowed as `opaque`.
+OPAQUE_TARGETS: Final = frozenset(
+    "aten." + target
+    for target in """
+    acos.default acosh.default addcmul.default asin.default asinh.default atan.default
+    atan2.default atanh.default bitwise_and.Tensor bitwise_not.default bitwise_or.Tensor
+    bitwise_xor.Tensor celu.default cosh.default cummax.default cumprod.default erfc.default
+    exp2.default expm1.default fmod.Tensor frac.default glu.default hardtanh.default isinf.default
+    isnan.default log10.default log2.default logcumsumexp.default logit.default logsumexp.default
+    masked_fill.Scalar nan_to_num.default pixel_shuffle.default pixel_unshuffle.default
+    prelu.default reflection_pad1d.default reflection_pad2d.default replication_pad1d.default
+    replication_pad2d.default roll.default selu.default sinh.default softshrink.default
+    sort.default tan.default topk.default tril.default triu.default trunc.default
+    upsample_bilinear2d.vec upsample_nearest2d.vec
+    """.split()  # noqa: SIM905
+)
+#: Longest `args` of an opaque op, in characters.
+OPAQUE_ARGS_LIMIT: Final = 4096
+
+
+def parse_opaque_args(text: str, inputs: int) -> tuple[list[Any], dict[str, Any]]:
+    """The positional and keyword arguments in `args`. Raises `Mismatch` on any other form."""
+    require(len(text) <= OPAQUE_ARGS_LIMIT, f"args has over {OPAQUE_ARGS_LIMIT} characters")
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        parsed = None
+    match parsed:
+        case [list() as positional, dict() as keywords]:
+            for value in (*positional, *keywords.values()):
+                _check_argument(value, inputs)
+            return positional, keywords
+    require(False, "args is not JSON of the form [[...], {...}]")
+    raise AssertionError
+
+
+def _check_argument(value: Any, inputs: int, depth: int = 0) -> None:
+    match value:
+        case {"input": int(index), **rest} if not rest and type(index) is int:
+            require(0 <= index < inputs, f"args names input {index} of {inputs}")
+        case {"dtype": str(), **rest} if not rest:
+            pass
+        case list() if depth < 3:
+            for item in value:
+                _check_argument(item, inputs, depth + 1)
+        case None | bool() | int() | float() | str():
+            pass
+        case _:
+            require(False, f"args holds {str(value)[:80]!r}, which no argument may be")
+
+
+def _infer_opaque(call: Call) -> tuple[Type, ...]:
+    target = call.attrs["target"]
+    require(target in OPAQUE_TARGETS, f"{target[:80]!r} is not on the list of allowed ATen ops")
+    parse_opaque_args(call.attrs["args"], len(call.inputs))
+    return call.outputs
+
+
+def _run_opaque(*_: Any, **__: Any) -> Any:
+    raise ValueError("an opaque op has no numpy meaning; pass run_opaque")
+
+
+OPS: Final[dict[str, OpDef]] = {
+    **pointwise.OPS,
+    **reductions.OPS,
+    **views.OPS,
+    **layers.OPS,
+    **recurrent.OPS,
+    "opaque": OpDef(
+        _infer_opaque,
+        _run_opaque,
+        required=0,
+        variadic=True,
+        attrs={"target": Attr("str"), "args": Attr("str")},
+        outputs=0,
+    ),
+}
