@@ -20,10 +20,10 @@ def build(args: AppSettings) -> Application:
     control = Control.bind(settings)
     dedicated = {
         tenant.name: DedicatedTenant.options(name=tenant.name).bind(
-            tenant.model_dump(mode="json"), args.pool.model_dump(mode="json")
+            tenant.handler.model_dump(mode="json")
         )
         for tenant in args.tenants
-        if tenant.isolation == "dedicated"
+        if tenant.isolation == "dedicated" and tenant.handler
     }
     pool = Pool.options(
         name=POOL,

@@ -151,6 +151,8 @@ class TenantSettings(Settings):
                 f"handler.use {self.handler.use!r} is the tenant's own code: "
                 "it needs isolation: dedicated"
             )
+        if self.isolation == "dedicated" and self.handler is None:
+            raise ValueError("isolation dedicated is for a tenant's own code: handler is missing")
         return self
 
 

@@ -1,0 +1,106 @@
+"""Deployments of single tenants: their own code stays out of the shared pool.
+
+`DedicatedTenant` runs the handler of a tenant of the shared application. `tenant(...)` is for a team
+that ships a Serve application of its own: it serves the same routes for that tenant alone, and the
+tenant itself is attached by the platform's application.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.deployment import Application
+from ray.serve.handle import DeploymentHandle
+
+from coissue.deployments.channel.client import SchedulerClient
+from coissue.deployments.discovery import BLIND, find_endpoint
+from coissue.deployments.handlers import Arrays, load_handler
+from coissue.deployments.http.app import HttpApp, HttpSettings
+from coissue.deployments.http.errors import HttpError
+from coissue.deployments.settings import MIB, HandlerSettings
+
+#: (value, None) or (None, (reason, sentence)): exceptions do not survive the way between actors.
+Settled = tuple[Any, tuple[str, str] | None]
+
+
+async def settle(work: Awaitable[Any]) -> Settled:
+    try:
+        return await work, None
+    except HttpError as error:
+        return None, (error.reason, str(error))
+
+
+@serve.deployment(ray_actor_options=BLIND, max_ongoing_requests=256)
+class DedicatedTenant:
+    """Runs one tenant's handler."""
+
+    def __init__(self, handler: dict[str, Any]) -> None:
+        self._handler = load_handler(HandlerSettings.model_validate(handler))
+
+    async def preprocess(self, payload: Any) -> Settled:
+        return await settle(self._handler.preprocess(payload))
+
+    async def postprocess(self, outputs: Arrays, payload: Any) -> Settled:
+        return await settle(self._handler.postprocess(outputs, payload))
+
+
+class RemoteHandler:
+    """The handler of a `DedicatedTenant`, seen from the pool."""
+
+    def __init__(self, name: str, handle: DeploymentHandle) -> None:
+        self._name = name
+        self._handle = handle
+
+    async def preprocess(self, payload: Any) -> Any:
+        return await self._call(self._handle.preprocess.remote(payload))
+
+    async def postprocess(self, outputs: Arrays, payload: Any) -> Any:
+        return await self._call(self._handle.postprocess.remote(dict(outputs), payload))
+
+    async def _call(self, response: Awaitable[Settled]) -> Any:
+        try:
+            value, error = await response
+        except RayError as lost:
+            raise HttpError(
+                "restarting", f"the deployment of tenant {self._name!r} is restarting"
+            ) from lost
+        if error is not None:
+            raise HttpError(*error)
+        return value
+
+
+@serve.deployment(ray_actor_options=BLIND, max_ongoing_requests=512)
+@serve.ingress()
+class TenantIngress:
+    """The HTTP routes of one tenant, in an application of its own."""
+
+    async def __init__(self, name: str, handler: dict[str, Any] | None, body_mib: int) -> None:
+        handlers = {}
+        if handler is not None:
+            handlers[name] = load_handler(HandlerSettings.model_validate(handler))
+        self._settings = HttpSettings(
+            body_bytes=body_mib * MIB, handlers=handlers, tenants=frozenset({name})
+        )
+        self._client = await SchedulerClient.connect(find_endpoint)
+
+    def __serve_build_asgi_app__(self) -> HttpApp:
+        return HttpApp(lambda: self._client, self._settings)
+
+    async def __del__(self) -> None:
+        await self._client.close()
+
+
+def tenant(
+    name: str, *, handler: str | None = None, body_mib: int = 64, num_replicas: int = 1,
+    **kwargs: Any,
+) -> Application:  # fmt: skip
+    """A Serve application for tenant `name`, with the team's own `handler` ("pkg.mod:Class").
+
+    `kwargs` go to the handler. Use it as `app = coissue.deployments.tenant.tenant("sentiment",
+    handler="my_team.text:Handler")` and deploy it under a route prefix of your own.
+    """
+    own = None if handler is None else {"use": handler, "kwargs": kwargs}
+    return TenantIngress.options(name=name, num_replicas=num_replicas).bind(name, own, body_mib)
