@@ -1,7 +1,7 @@
 """Deployments of single tenants: their own code stays out of the shared pool.
 
-`DedicatedTenant` runs the handler of a tenant of the shared application. `tenant(...)` is for a team
-that ships a Serve application of its own: it serves the same routes for that tenant alone, and the
+`DedicatedTenant` runs the handler of a tenant of the shared application. `tenant(...)` is for a
+team that ships a Serve application of its own: the same routes for that tenant alone; the
 tenant itself is attached by the platform's application.
 """
 
