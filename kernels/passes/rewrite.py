@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-import msgspec
-
-from coissue.kernels.ir import ABSENT, AttrValue, Op, Program, Type
+from coissue.kernels.ir import ABSENT, AttrValue, Op, Port, Program, Type, Weight
 
 Rule = Callable[["Graph", Op], int | None]
 
@@ -102,18 +100,16 @@ def _compact(program: Program, graph: Graph) -> Program:
             kept.append(op)
     kept.reverse()
     weights = [weight for weight in program.weights if weight.value in live]
-    order = [port.value for port in (*program.inputs, *weights)]
+    order = [port.value for port in program.inputs] + [weight.value for weight in weights]
     order += [value for op in kept for value in op.outputs]
     number = {value: index for index, value in enumerate(order)} | {ABSENT: ABSENT}
     return Program(
         name=program.name,
         types=tuple(graph.types[value] for value in order),
-        inputs=tuple(
-            msgspec.structs.replace(port, value=number[port.value]) for port in program.inputs
-        ),
-        weights=tuple(msgspec.structs.replace(w, value=number[w.value]) for w in weights),
+        inputs=tuple(Port(port.name, number[port.value]) for port in program.inputs),
+        weights=tuple(Weight(w.name, number[w.value], w.digest) for w in weights),
         ops=tuple(_renumber(op, number) for op in kept),
-        outputs=tuple(msgspec.structs.replace(port, value=number[value]) for port, value in ports),
+        outputs=tuple(Port(port.name, number[value]) for port, value in ports),
         rows_limit=program.rows_limit,
         tokens_limit=program.tokens_limit,
         version=program.version,
@@ -136,3 +132,17 @@ def is_fixed_op(op: Op, types: Sequence[Type], fixed: Container[int]) -> bool:
 def freeze_attrs(attrs: Mapping[str, AttrValue]) -> tuple[tuple[str, str], ...]:
     """Attributes as a key that tells True from 1 and 1 from 1.0."""
     return tuple(sorted((name, repr(value)) for name, value in attrs.items()))
+
+
+def integer(op: Op, name: str) -> int:
+    """An int attribute, as the op table promises it."""
+    number = op.attrs[name]
+    assert isinstance(number, int)
+    return number
+
+
+def integers(op: Op, name: str) -> tuple[int, ...]:
+    """A tuple attribute, as the op table promises it."""
+    numbers = op.attrs[name]
+    assert isinstance(numbers, tuple)
+    return numbers
