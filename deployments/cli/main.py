@@ -1,0 +1,111 @@
+"""The command line `coissue`: validate, up, status. Errors are one line; Ray only inside `up`."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coissue.deployments.config_file import ConfigError, load_app_config
+from coissue.deployments.settings import AppSettings
+
+app = typer.Typer(
+    help="Serve many tenants' models on few devices.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="A Serve config.")]
+COLORS = {"ready": "green", "failed": "red"}
+
+
+def fail(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(1)
+
+
+def load(path: Path) -> tuple[dict[str, Any], AppSettings]:
+    try:
+        return load_app_config(path)
+    except ConfigError as error:
+        fail(str(error))
+
+
+@app.command()
+def validate(file: ConfigFile) -> None:
+    """Check a config without starting anything."""
+    _, settings = load(file)
+    typer.echo(f"ok: {len(settings.tenants)} tenants")
+
+
+@app.command()
+def up(
+    file: ConfigFile,
+    haproxy: Annotated[
+        bool, typer.Option(help="HAProxy in front (fast, but listens on all interfaces).")
+    ] = True,
+) -> None:
+    """Serve a config in the foreground until Ctrl-C."""
+    config, settings = load(file)
+    from coissue.deployments.cli.up import UpError, serve_until_interrupted
+
+    try:
+        serve_until_interrupted(config, settings, haproxy=haproxy, console=console)
+    except UpError as error:
+        fail(str(error))
+
+
+@app.command()
+def status(
+    url: Annotated[str, typer.Option(help="Where the application is served.")] = (
+        "http://127.0.0.1:8000"
+    ),
+) -> None:
+    """Show the tenants of a running application."""
+    try:
+        answer = fetch_status(url)
+    except (OSError, ValueError) as error:
+        fail(f"{url}: no status: {getattr(error, 'reason', error)}")
+    console.print(status_table(answer["tenants"]))
+    if isinstance(answer.get("scheduler"), dict) and "error" in answer["scheduler"]:
+        fail(f"scheduler: {answer['scheduler']['error']}")
+
+
+def fetch_status(url: str, timeout_s: float = 5.0) -> dict[str, Any]:
+    """`GET /status`. Raises `OSError` or `ValueError`."""
+    request = urllib.request.Request(
+        url.rstrip("/") + "/status", headers={"accept": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            answer = json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ValueError(f"HTTP {error.code}") from None
+    if not isinstance(answer, dict) or not isinstance(answer.get("tenants"), list):
+        raise ValueError("this is not coissue")
+    return answer
+
+
+def status_table(tenants: list[dict[str, Any]]) -> Table:
+    table = Table("tenant", "version", "state", "SLO class", "deadline", "reason")
+    for tenant in tenants:
+        state = str(tenant.get("state", ""))
+        color = COLORS.get(state, "yellow")
+        deadline = tenant.get("deadline_ms")
+        table.add_row(
+            str(tenant.get("name", "")),
+            str(tenant.get("version", "")),
+            f"[{color}]{state}[/{color}]",
+            str(tenant.get("slo_class", "")),
+            "" if deadline is None else f"{deadline:g} ms",
+            str(tenant.get("reason", "")).replace("[", r"\["),
+        )
+    return table
