@@ -15,8 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy.typing as npt
+
 from coissue.kernels.ir import Dim, Type
 
+Array = npt.NDArray[Any]
+Ints = tuple[int, ...]
+#: What a `typed` op is told of its output: the shape and the numpy dtype that holds it.
+Out = tuple[Ints, Any]
 Shape = tuple[Dim, ...]
 
 FLOATS: Final = frozenset({"f16", "bf16", "f32", "f64"})

@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from coissue.kernels.ir import Dim, Type
 from coissue.kernels.optable.base import (
     BOOL,
     FLOATS,
     NUMBERS,
+    Array,
     Attr,
     Call,
+    Ints,
     OpDef,
+    Out,
     Shape,
     broadcast,
     render_dim,
@@ -33,7 +35,6 @@ from coissue.kernels.optable.base import (
 )
 from coissue.kernels.optable.reductions import softmax
 
-Array = npt.NDArray[Any]
 #: Bound on kernel, stride, padding and dilation, far above any model's.
 WINDOW_LIMIT: Final = 4096
 
@@ -68,12 +69,8 @@ def _infer_matmul(call: Call) -> tuple[Type, ...]:
 # --- windows: convolution and pooling -----------------------------------------------------------
 
 
-def _ints(low: int) -> Attr:
-    return Attr("ints", low=low, high=WINDOW_LIMIT)
-
-
 def window_extent(
-    extent: Dim, kernel: int, stride: int, padding: int, dilation: int = 1, ceil: bool = False
+    extent: Dim, kernel: int, stride: int, padding: int, dilation: int, ceil: bool
 ) -> Dim:
     """How many places a window has along `extent`, for every R and T."""
     text = f"a window of {kernel} (stride {stride}, padding {padding}, dilation {dilation})"
@@ -93,164 +90,123 @@ def window_extent(
     return Dim(extent.scale // stride, extent.rows, extent.tokens)
 
 
-def _spatial(call: Call, *names: str) -> int:
-    """The number of spatial dims (1 or 2): the length of every window attr."""
+def _require_spatial(call: Call, *names: str) -> None:
+    """Every window attr has one entry per spatial dim, of which there are 1 or 2."""
     lengths = {len(call.attrs[name]) for name in names}
-    dims = lengths.pop()
     require(
-        not lengths and dims in (1, 2),
+        lengths in ({1}, {2}),
         f"{', '.join(names)} must have one entry per spatial dim, of which there are 1 or 2",
     )
-    require_rank(call.shape(0), dims + 2, dims + 2, "input 0")
-    return dims
+    rank = 2 + lengths.pop()
+    require_rank(call.shape(0), rank, rank, "input 0")
+
+
+def _slide(call: Call, kernel: Sequence[int]) -> Shape:
+    """The spatial dims of the output."""
+    attrs, ones = call.attrs, (1,) * len(kernel)
+    windows = zip(
+        kernel, attrs["stride"], attrs["padding"], attrs.get("dilation", ones), strict=True
+    )
+    ceil = attrs.get("ceil", False)
+    return tuple(
+        window_extent(extent, *window, ceil)
+        for extent, window in zip(call.shape(0)[2:], windows, strict=True)
+    )
 
 
 def _infer_conv(call: Call) -> tuple[Type, ...]:
     dtype = require_dtypes(call, FLOATS)
-    dims = _spatial(call, "stride", "padding", "dilation")
+    _require_spatial(call, "stride", "padding", "dilation")
     shape, weight, groups = call.shape(0), call.shape(1), call.attrs["groups"]
-    require_rank(weight, dims + 2, dims + 2, "the weight")
-    fixed = all(dim.is_fixed for dim in (*weight, shape[1]))
+    require_rank(weight, len(shape), len(shape), "the weight")
     require(
-        fixed and weight[0].scale % groups == 0 and shape[1].scale == weight[1].scale * groups,
+        all(dim.is_fixed for dim in (*weight, shape[1]))
+        and weight[0].scale % groups == 0
+        and shape[1].scale == weight[1].scale * groups,
         f"the weight {render_shape(weight)} in {groups} groups does not fit {render_shape(shape)}",
     )
     require_present(call, 2, weight[:1], "the bias")
-    spots = tuple(
-        window_extent(extent, kernel.scale, *window)
-        for extent, kernel, *window in zip(
-            shape[2:],
-            weight[2:],
-            *(call.attrs[name] for name in ("stride", "padding", "dilation")),
-            strict=True,
-        )
-    )
+    spots = _slide(call, [dim.scale for dim in weight[2:]])
     return (Type((shape[0], weight[0], *spots), dtype),)
 
 
 def _infer_pool(call: Call) -> tuple[Type, ...]:
-    names = [name for name in ("kernel", "stride", "padding", "dilation") if name in call.attrs]
-    dtype = require_dtypes(call, NUMBERS if "dilation" in call.attrs else FLOATS)
-    _spatial(call, *names)
-    shape, attrs = call.shape(0), call.attrs
-    for kernel, padding, dilation in zip(
-        attrs["kernel"], attrs["padding"], attrs.get("dilation", attrs["kernel"]), strict=True
-    ):
-        reach = dilation * (kernel - 1) + 1 if "dilation" in attrs else kernel
+    attrs, ones = call.attrs, (1,) * len(call.attrs["kernel"])
+    is_max = "dilation" in attrs
+    dtype = require_dtypes(call, NUMBERS if is_max else FLOATS)
+    _require_spatial(call, "kernel", "stride", "padding", *["dilation"] * is_max)
+    windows = zip(attrs["kernel"], attrs["padding"], attrs.get("dilation", ones), strict=True)
+    for kernel, padding, dilation in windows:
+        reach = dilation * (kernel - 1) + 1
         require(2 * padding <= reach, f"padding {padding} is over half of the window {reach}")
-    spots = tuple(
-        window_extent(extent, *window, ceil=attrs["ceil"])
-        for extent, *window in zip(shape[2:], *(attrs[name] for name in names), strict=True)
-    )
-    return (Type((*shape[:2], *spots), dtype),)
+    return (Type((*call.shape(0)[:2], *_slide(call, attrs["kernel"])), dtype),)
 
 
 def _infer_adaptive(call: Call) -> tuple[Type, ...]:
     dtype = require_dtypes(call, FLOATS)
-    dims = _spatial(call, "size")
-    shape = call.shape(0)
-    return (Type((*shape[: len(shape) - dims], *map(Dim, call.attrs["size"])), dtype),)
+    _require_spatial(call, "size")
+    return (Type((*call.shape(0)[:2], *map(Dim, call.attrs["size"])), dtype),)
 
 
 def _taps(
-    x: Array,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    spots: Sequence[int],
+    x: Array, fill: Any, spots: Ints, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> list[Array]:
-    """For each place in the kernel, the elements of x it meets: (batch, channels, *spots) each."""
-    taps = []
-    for place in itertools.product(*map(range, kernel)):
-        cut = tuple(
-            slice(p * d, p * d + (n - 1) * s + 1, s)
-            for p, d, n, s in zip(place, dilation, spots, stride, strict=True)
-        )
-        taps.append(x[(slice(None), slice(None), *cut)])
-    return taps
-
-
-def _padded(x: Array, value: Any, padding: Sequence[int], needed: Sequence[int]) -> Array:
-    """x with `padding` in front and at least `needed` elements in all, along the spatial dims."""
-    grown = [
-        (p, max(n - p - size, p)) for p, n, size in zip(padding, needed, x.shape[2:], strict=True)
-    ]
-    return np.pad(x, [(0, 0), (0, 0), *grown], constant_values=value)
-
-
-def _needed(
-    spots: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
-) -> list[int]:
-    columns = zip(spots, kernel, stride, dilation, strict=True)
-    return [(n - 1) * s + d * (k - 1) + 1 for n, k, s, d in columns]
+    """For each place in the kernel, the elements of x that it meets: (batch, channels, *spots)."""
+    columns = list(zip(spots, kernel, stride, padding, dilation, x.shape[2:], strict=True))
+    needed = [(n - 1) * s + d * (k - 1) + 1 for n, k, s, _, d, _ in columns]
+    grown = [(p, max(n - p - c[-1], p)) for n, p, c in zip(needed, padding, columns, strict=True)]
+    x = np.pad(x, [(0, 0), (0, 0), *grown], constant_values=fill)
+    return [
+        x[(..., *(slice(i * d, i * d + (n - 1) * s + 1, s)
+                  for i, (n, _, s, _, d, _) in zip(place, columns, strict=True)))]
+        for place in itertools.product(*map(range, kernel))
+    ]  # fmt: skip
 
 
 def _conv(
-    x: Array,
-    weight: Array,
-    bias: Array | None,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-    out: tuple[tuple[int, ...], Any],
-) -> Array:
-    (rows, channels, *spots), kernel = out[0], weight.shape[2:]
-    grown = _padded(x, 0, padding, _needed(spots, kernel, stride, dilation))
-    taps = _taps(grown, kernel, stride, dilation, spots)
-    flat = weight.reshape(groups, channels // groups, weight.shape[1], -1)
-    y = sum(
-        flat[None, ..., i] @ tap.reshape(rows, groups, weight.shape[1], -1)
-        for i, tap in enumerate(taps)
-    )
+    x: Array, weight: Array, bias: Array | None,
+    stride: Ints, padding: Ints, dilation: Ints, groups: int, out: Out,
+) -> Array:  # fmt: skip
+    (rows, channels, *spots), deep = out[0], weight.shape[1]
+    taps = _taps(x, 0, tuple(spots), weight.shape[2:], stride, padding, dilation)
+    flat = weight.reshape(groups, channels // groups, deep, -1)
+    columns = (tap.reshape(rows, groups, deep, -1) for tap in taps)
+    y = sum(flat[..., i] @ column for i, column in enumerate(columns))
     y = np.asarray(y).reshape(out[0])
     return y if bias is None else y + bias.reshape(-1, *(1,) * len(spots))
 
 
-def _lowest(dtype: np.dtype[Any]) -> Any:
-    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
-
-
 def _max_pool(
-    x: Array,
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    ceil: bool,
-    out: tuple[tuple[int, ...], Any],
+    x: Array, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil: bool, out: Out
 ) -> Array:
-    spots = out[0][2:]
-    grown = _padded(x, _lowest(x.dtype), padding, _needed(spots, kernel, stride, dilation))
-    return np.maximum.reduce(_taps(grown, kernel, stride, dilation, spots))
+    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    taps = _taps(x, lowest, out[0][2:], kernel, stride, padding, dilation)
+    return np.asarray(np.maximum.reduce(taps))
 
 
 def _avg_pool(
-    x: Array,
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    ceil: bool,
-    include_pad: bool,
-    divisor: int | None,
-    out: tuple[tuple[int, ...], Any],
-) -> Array:
-    spots, unit = out[0][2:], (1,) * len(kernel)
-    grown = _padded(x, 0, padding, _needed(spots, kernel, stride, unit))
-    total = np.add.reduce(_taps(grown, kernel, stride, unit, spots))
+    x: Array, kernel: Ints, stride: Ints, padding: Ints,
+    ceil: bool, include_pad: bool, divisor: int | None, out: Out,
+) -> Array:  # fmt: skip
+    """A window counts what lies inside x, or inside x and its padding if `include_pad`."""
+    spots = out[0][2:]
+    taps = _taps(x, 0, spots, kernel, stride, padding, (1,) * len(kernel))
+    total = np.asarray(np.add.reduce(taps))
     if divisor is not None:
         return total / divisor
-    for axis, (k, s, p, size) in enumerate(zip(kernel, stride, padding, x.shape[2:], strict=True)):
-        start = np.arange(spots[axis]) * s - p
-        end = np.minimum(start + k, size + p)
-        counts = end - start if include_pad else np.minimum(end, size) - np.maximum(start, 0)
-        total = total / counts.reshape(-1, *(1,) * (len(kernel) - 1 - axis))
+    for axis, (n, k, s, p, size) in enumerate(
+        zip(spots, kernel, stride, padding, x.shape[2:], strict=True), start=2
+    ):
+        edge = p if include_pad else 0
+        start = np.arange(n) * s - p
+        counts = np.minimum(np.minimum(start + k, size + p), size + edge) - np.maximum(start, -edge)
+        total = total / counts.reshape(-1, *(1,) * (x.ndim - 1 - axis))
     return total
 
 
-def _adaptive(x: Array, size: tuple[int, ...]) -> Array:
+def _adaptive(x: Array, size: Ints) -> Array:
     """Means over windows from floor(i L / n) to ceil((i + 1) L / n), one dim after the other."""
-    for axis, count in enumerate(size, start=x.ndim - len(size)):
+    for axis, count in enumerate(size, start=2):
         length = x.shape[axis]
         windows = [(i * length // count, -(-(i + 1) * length // count)) for i in range(count)]
         means = [x.take(range(low, high), axis=axis).mean(axis=axis) for low, high in windows]
@@ -291,16 +247,9 @@ def _check_mask(call: Call, scores: Shape, dtype: str) -> None:
 
 
 def _attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    seen: Array | None,
-    /,
-    causal: bool,
-    scale: float,
-    layout: str,
-    mask: str,
-) -> Array:
+    q: Array, k: Array, v: Array, seen: Array | None, /,
+    causal: bool, scale: float, layout: str, mask: str,
+) -> Array:  # fmt: skip
     """softmax(scale q k^T + mask) v; a query that may see no key gives 0, as torch has it."""
     if layout == "bshd":
         q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
@@ -316,56 +265,29 @@ def _attention(
     return y.swapaxes(1, 2) if layout == "bshd" else y
 
 
+_LINEAR: Final = {"layout": Attr("str", choices=("nk", "kn"))}
 _WINDOW: Final = {"stride": _ints(1), "padding": _ints(0)}
+_CONV: Final = {**_WINDOW, "dilation": _ints(1), "groups": Attr("int", low=1)}
+_POOL: Final = {**_WINDOW, "kernel": _ints(1), "ceil": Attr("bool")}
+_MAX_POOL: Final = {**_POOL, "dilation": _ints(1)}
+_AVG_POOL: Final = {
+    **_POOL, "include_pad": Attr("bool"), "divisor": Attr("int", optional=True, low=1),
+}  # fmt: skip
+_ATTENTION: Final = {
+    "causal": Attr("bool"),
+    "scale": Attr("float"),
+    "layout": Attr("str", choices=("bhsd", "bshd")),
+    "mask": Attr("str", choices=("none", "full", "key")),
+}
 
 OPS: Final[dict[str, OpDef]] = {
-    "linear": OpDef(
-        _infer_linear,
-        _linear,
-        required=2,
-        optional=1,
-        attrs={"layout": Attr("str", choices=("nk", "kn"))},
-    ),
+    "linear": OpDef(_infer_linear, _linear, required=2, optional=1, attrs=_LINEAR),
     "matmul": OpDef(_infer_matmul, np.matmul, required=2),
-    "conv": OpDef(
-        _infer_conv,
-        _conv,
-        required=2,
-        optional=1,
-        attrs={**_WINDOW, "dilation": _ints(1), "groups": Attr("int", low=1)},
-        typed=True,
-    ),
-    "max_pool": OpDef(
-        _infer_pool,
-        _max_pool,
-        attrs={"kernel": _ints(1), **_WINDOW, "dilation": _ints(1), "ceil": Attr("bool")},
-        typed=True,
-    ),
-    "avg_pool": OpDef(
-        _infer_pool,
-        _avg_pool,
-        attrs={
-            "kernel": _ints(1),
-            **_WINDOW,
-            "ceil": Attr("bool"),
-            "include_pad": Attr("bool"),
-            "divisor": Attr("int", optional=True, low=1),
-        },
-        typed=True,
-    ),
+    "conv": OpDef(_infer_conv, _conv, required=2, optional=1, attrs=_CONV, typed=True),
+    "max_pool": OpDef(_infer_pool, _max_pool, attrs=_MAX_POOL, typed=True),
+    "avg_pool": OpDef(_infer_pool, _avg_pool, attrs=_AVG_POOL, typed=True),
     "adaptive_avg_pool": OpDef(
         _infer_adaptive, _adaptive, attrs={"size": Attr("ints", low=1, high=2**31)}
     ),
-    "attention": OpDef(
-        _infer_attention,
-        _attention,
-        required=3,
-        optional=1,
-        attrs={
-            "causal": Attr("bool"),
-            "scale": Attr("float"),
-            "layout": Attr("str", choices=("bhsd", "bshd")),
-            "mask": Attr("str", choices=("none", "full", "key")),
-        },
-    ),
+    "attention": OpDef(_infer_attention, _attention, required=3, optional=1, attrs=_ATTENTION),
 }

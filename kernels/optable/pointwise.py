@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from numpy.polynomial import Chebyshev
 
 from coissue.kernels.ir import Type
@@ -19,9 +18,11 @@ from coissue.kernels.optable.base import (
     BOOL,
     FLOATS,
     NUMBERS,
+    Array,
     Attr,
     Call,
     OpDef,
+    Out,
     broadcast,
     like,
     require,
@@ -30,7 +31,6 @@ from coissue.kernels.optable.base import (
     require_value,
 )
 
-Array = npt.NDArray[Any]
 #: erf(x) / x on [0, 6], exact to f64 rounding; from 6 on erf is 1 in f64.
 _ERF_OVER_X: Final = Chebyshev.interpolate(
     lambda xs: np.array([math.erf(x) / x for x in xs]), 60, domain=[0, 6]
@@ -200,11 +200,11 @@ def _infer_arange(call: Call) -> tuple[Type, ...]:
     return (Type(out.shape, "i64"),)
 
 
-def _fill(value: float, out: tuple[tuple[int, ...], Any]) -> Array:
+def _fill(value: float, out: Out) -> Array:
     return np.full(out[0], value, out[1])
 
 
-def _arange(start: int, step: int, out: tuple[tuple[int, ...], Any]) -> Array:
+def _arange(start: int, step: int, out: Out) -> Array:
     return start + step * np.arange(out[0][0], dtype=np.int64)
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from coissue.kernels.ir import Dim, Type
 from coissue.kernels.optable.base import (
     FLOATS,
+    Array,
     Attr,
     Call,
     OpDef,
@@ -24,7 +24,6 @@ from coissue.kernels.optable.base import (
     require_shape,
 )
 
-Array = npt.NDArray[Any]
 #: A step: gates from x, gates from h, state -> new state; the state is (h,) or (h, c).
 Step = Callable[[Array, Array, tuple[Array, ...]], tuple[Array, ...]]
 

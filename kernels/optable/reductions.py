@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from coissue.kernels.ir import Type
 from coissue.kernels.optable.base import (
@@ -14,8 +13,10 @@ from coissue.kernels.optable.base import (
     FLOATS,
     NUMBERS,
     ONE,
+    Array,
     Attr,
     Call,
+    Ints,
     OpDef,
     Shape,
     like,
@@ -28,17 +29,17 @@ from coissue.kernels.optable.base import (
     require_rank,
 )
 
-Array = npt.NDArray[Any]
+Maybe = Array | None
 DIM: Final = Attr("int", low=0, high=63)
 DIMS: Final = {"dims": Attr("ints", low=0, high=63), "keepdim": Attr("bool")}
 EPS: Final = {"eps": Attr("float")}
 
 
-def _var(x: Array, dims: tuple[int, ...], keepdim: bool, correction: int) -> Array:
+def _var(x: Array, dims: Ints, keepdim: bool, correction: int) -> Array:
     """Fewer elements than `correction` give nan or inf, as torch has it."""
     count = np.prod([x.shape[d] for d in dims])
     squares = np.square(x - x.mean(axis=dims, keepdims=True))
-    return np.divide(squares.sum(axis=dims, keepdims=keepdim), max(count - correction, 0))
+    return np.asarray(squares.sum(axis=dims, keepdims=keepdim) / np.maximum(count - correction, 0))
 
 
 def _exact(x: Array) -> Array:
@@ -58,7 +59,7 @@ REDUCE: Final[dict[str, tuple[frozenset[str], str, Callable[..., Array]]]] = {
 }
 
 
-def _reduced(shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Shape:
+def _reduced(shape: Shape, dims: Ints, keepdim: bool) -> Shape:
     require_dims(shape, dims)
     if keepdim:
         return tuple(ONE if d in dims else extent for d, extent in enumerate(shape))
@@ -73,7 +74,7 @@ def _reduce(allowed: frozenset[str], result: str, fn: Callable[..., Array]) -> O
             return (Type(shape, dtype if dtype in FLOATS else "i64"),)
         return (Type(shape, dtype if result == "same" else result),)
 
-    def run(x: Array, dims: tuple[int, ...], keepdim: bool) -> Array:
+    def run(x: Array, dims: Ints, keepdim: bool) -> Array:
         return fn(x, axis=dims, keepdims=keepdim)
 
     return OpDef(infer, run, attrs=DIMS)
@@ -151,42 +152,33 @@ def _infer_group_norm(call: Call) -> tuple[Type, ...]:
     return _infer_channels(call)
 
 
-def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
+def _affine(x: Array, weight: Maybe, bias: Maybe) -> Array:
     scaled = x if weight is None else x * weight
     return scaled if bias is None else scaled + bias
 
 
-def _layer_norm(x: Array, weight: Array | None, bias: Array | None, axes: int, eps: float) -> Array:
+def _layer_norm(x: Array, weight: Maybe, bias: Maybe, axes: int, eps: float) -> Array:
     last = tuple(range(x.ndim - axes, x.ndim))
     centred = x - x.mean(axis=last, keepdims=True)
     spread = np.square(centred).mean(axis=last, keepdims=True)
     return _affine(centred / np.sqrt(spread + eps), weight, bias)
 
 
-def _rms_norm(x: Array, weight: Array | None, axes: int, eps: float) -> Array:
+def _rms_norm(x: Array, weight: Maybe, axes: int, eps: float) -> Array:
     last = tuple(range(x.ndim - axes, x.ndim))
     return _affine(x / np.sqrt(np.square(x).mean(axis=last, keepdims=True) + eps), weight, None)
 
 
-def _over_channels(vector: Array | None, ndim: int) -> Array | None:
-    return None if vector is None else vector.reshape(-1, *(1,) * (ndim - 2))
+def _batch_norm(x: Array, mean: Array, var: Array, weight: Maybe, bias: Maybe, eps: float) -> Array:
+    swapped = np.swapaxes(x, 1, -1)
+    normed = _affine((swapped - mean) / np.sqrt(var + eps), weight, bias)
+    return np.swapaxes(normed, 1, -1)
 
 
-def _batch_norm(
-    x: Array, mean: Array, var: Array, weight: Array | None, bias: Array | None, eps: float
-) -> Array:
-    mean, var, weight, bias = (  # type: ignore[assignment]
-        _over_channels(v, x.ndim) for v in (mean, var, weight, bias)
-    )
-    return _affine((x - mean) / np.sqrt(var + eps), weight, bias)
-
-
-def _group_norm(
-    x: Array, weight: Array | None, bias: Array | None, groups: int, eps: float
-) -> Array:
+def _group_norm(x: Array, weight: Maybe, bias: Maybe, groups: int, eps: float) -> Array:
     grouped = x.reshape(x.shape[0], groups, -1)
     normed = _layer_norm(grouped, None, None, 1, eps).reshape(x.shape)
-    return _affine(normed, _over_channels(weight, x.ndim), _over_channels(bias, x.ndim))
+    return np.swapaxes(_affine(np.swapaxes(normed, 1, -1), weight, bias), 1, -1)
 
 
 _AXES: Final = {"axes": Attr("int", low=1, high=63), **EPS}

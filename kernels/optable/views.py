@@ -8,18 +8,20 @@ or T, only what is there for every R and T >= 1 may be named.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from coissue.kernels.ir import Dim, Type
 from coissue.kernels.optable.base import (
     ANY,
     INDICES,
+    Array,
     Attr,
     Call,
+    Ints,
     OpDef,
+    Out,
     broadcast,
     like,
     product,
@@ -34,8 +36,6 @@ from coissue.kernels.optable.base import (
     require_value,
 )
 
-Array = npt.NDArray[Any]
-Out = tuple[tuple[int, ...], Any]
 DIM: Final = Attr("int", low=0, high=63)
 
 
@@ -208,7 +208,7 @@ def _require_indices(index: Array, extent: int, low: int = 0) -> Array:
     return index
 
 
-def _index(x: Array, *indices: Array, dims: tuple[int, ...]) -> Array:
+def _index(x: Array, *indices: Array, dims: Ints) -> Array:
     picks = [
         _require_indices(i, x.shape[d], -x.shape[d]) for i, d in zip(indices, dims, strict=True)
     ]
@@ -226,12 +226,13 @@ def _embedding(table: Array, index: Array) -> Array:
 
 
 def _embedding_bag(table: Array, index: Array, mode: str) -> Array:
-    reduce = {"sum": np.sum, "mean": np.mean, "max": np.max}[mode]
-    found: Array = reduce(_embedding(table, index), axis=-2)
-    return found
+    found = _embedding(table, index)
+    if mode == "max":
+        return np.asarray(found.max(axis=-2))
+    return np.asarray(found.sum(axis=-2) / (found.shape[-2] if mode == "mean" else 1))
 
 
-def _flip(x: Array, dims: tuple[int, ...]) -> Array:
+def _flip(x: Array, dims: Ints) -> Array:
     return np.flip(x, dims)
 
 
