@@ -28,31 +28,27 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def _keys(name: str, keys: str) -> type[BaseModel]:
-    """A level whose keys are known and whose values Ray checks."""
-    return create_model(name, __base__=_Strict, **dict.fromkeys(keys.split(), (Any, None)))
+def _level(title: str, keys: str, /, **typed: Any) -> Any:
+    """A level of the file: these `keys` of any type, which Ray checks, and the `typed` ones."""
+    untyped: dict[str, Any] = dict.fromkeys(keys.split(), (Any, None))
+    return create_model(title, __base__=_Strict, **untyped, **typed)
 
 
-class HttpOptions(_Strict):
-    host: str = "0.0.0.0"
-    port: int = Field(default=8000, ge=0, le=65_535)
-    root_path: str = ""
-    request_timeout_s: float | None = None
-    keep_alive_timeout_s: int = 90
-    ssl_keyfile: str | None = None
-    ssl_certfile: str | None = None
-    ssl_keyfile_password: str | None = None
-    ssl_ca_certs: str | None = None
-
-
-GrpcOptions = _keys(
+LoggingOptions = _level(
+    "LoggingOptions", "encoding log_level logs_dir enable_access_log additional_log_standard_attrs"
+)
+GrpcOptions = _level(
     "GrpcOptions", "port grpc_servicer_functions request_timeout_s enable_reflection"
 )
-LoggingOptions = _keys(
-    "LoggingOptions",
-    "encoding log_level logs_dir enable_access_log additional_log_standard_attrs",
+HttpOptions = _level(
+    "HttpOptions",
+    "request_timeout_s keep_alive_timeout_s ssl_keyfile ssl_certfile ssl_keyfile_password "
+    "ssl_ca_certs",
+    host=(str, "0.0.0.0"),
+    port=(int, Field(default=8000, ge=0, le=65_535)),
+    root_path=(str, ""),
 )
-Deployment = _keys(
+Deployment = _level(
     "Deployment",
     "name num_replicas max_ongoing_requests max_queued_requests backpressure_config user_config "
     "autoscaling_config graceful_shutdown_wait_loop_s graceful_shutdown_timeout_s "
@@ -61,31 +57,25 @@ Deployment = _keys(
     "logging_config request_router_config gang_scheduling_config deployment_actors "
     "rolling_update_percentage max_surge_percent",
 )
-
-
-class Application(_Strict):
-    import_path: str
-    name: str = "default"
-    route_prefix: str | None = "/"
-    args: dict[str, Any] = {}
-    runtime_env: dict[str, Any] = {}
-    deployments: list[Deployment] = []  # type: ignore[valid-type]
-    logging_config: LoggingOptions | None = None  # type: ignore[valid-type]
-    autoscaling_policy: Any = None
-    external_scaler_enabled: bool = False
-
-
-class ServeConfig(_Strict):
-    """The top level of the file."""
-
-    proxy_location: Literal["Disabled", "HeadOnly", "EveryNode"] = "EveryNode"
-    http_options: HttpOptions = HttpOptions()
-    grpc_options: GrpcOptions | None = None  # type: ignore[valid-type]
-    logging_config: LoggingOptions | None = None  # type: ignore[valid-type]
-    controller_options: Any = None
-    tracing_config: Any = None
-    target_capacity: float | None = None
-    applications: list[Application] = Field(min_length=1)
+Application = _level(
+    "Application",
+    "runtime_env autoscaling_policy external_scaler_enabled",
+    import_path=(str, ...),
+    name=(str, "default"),
+    route_prefix=(str | None, "/"),
+    args=(dict[str, Any], {}),
+    deployments=(list[Deployment], []),
+    logging_config=(LoggingOptions | None, None),
+)
+ServeConfig = _level(
+    "ServeConfig",
+    "controller_options tracing_config target_capacity",
+    proxy_location=(Literal["Disabled", "HeadOnly", "EveryNode"], "EveryNode"),
+    http_options=(HttpOptions, HttpOptions()),
+    grpc_options=(GrpcOptions | None, None),
+    logging_config=(LoggingOptions | None, None),
+    applications=(list[Application], Field(min_length=1)),
+)
 
 
 class _Loader(yaml.SafeLoader):

@@ -15,12 +15,11 @@ from rich.console import Console
 from rich.live import Live
 
 from coissue.deployments.cli.main import fetch_status, status_table
-from coissue.deployments.config_file import ServeConfig
+from coissue.deployments.config_file import IMPORT_PATH, ServeConfig
+from coissue.deployments.discovery import FAILED_PREFIX, apply_serve_flags
 from coissue.deployments.settings import AppSettings
 
 POLL_S: Final = 0.5
-#: Read by Ray when it starts: on a Ray that runs already they come too late.
-FLAGS: Final = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
 
 
 class UpError(Exception):
@@ -31,7 +30,7 @@ def serve_until_interrupted(
     config: dict[str, Any], settings: AppSettings, *, haproxy: bool, console: Console
 ) -> None:
     if haproxy:
-        os.environ.update(FLAGS)
+        apply_serve_flags()
     with _interruptible() as interrupted, _ray(console), _deployed(config):
         base = _base_url(config)
         if haproxy:
@@ -77,11 +76,7 @@ def _ray(console: Console) -> Iterator[None]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     try:
         ray.init(address="auto", namespace="serve", log_to_driver=False, logging_level="ERROR")
-        console.print(
-            f"Using the Ray that runs here; {' and '.join(FLAGS)} count only if it was started "
-            "with them.",
-            highlight=False,
-        )
+        console.print("Using the Ray that runs here, with the flags that it was started with.")
     except ConnectionError:
         console.print("Starting Ray on this machine.")
         ray.init(
@@ -128,8 +123,10 @@ def _deployed(config: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         if ran_before:
-            for application in schema.applications:
-                serve.delete(application.name)
+            ours = {application.name for application in schema.applications}
+            for name in serve.status().applications:
+                if name in ours or name.startswith(FAILED_PREFIX):
+                    serve.delete(name)
         else:
             serve.shutdown()
 
@@ -170,10 +167,9 @@ def _tenants_now(base: str, settings: AppSettings) -> list[dict[str, Any]]:
 def _raise_if_deploy_failed(config: dict[str, Any]) -> None:
     from ray import serve
 
+    ours = {entry.get("name", "default") for entry in config["applications"]}
     for name, application in serve.status().applications.items():
-        if application.status == "DEPLOY_FAILED" and name in {
-            entry.get("name", "default") for entry in config["applications"]
-        }:
+        if application.status == "DEPLOY_FAILED" and name in ours:
             raise UpError(f"application {name!r} failed: {' '.join(application.message.split())}")
 
 
@@ -181,7 +177,7 @@ def _base_url(config: dict[str, Any]) -> str:
     serve = ServeConfig.model_validate(config)
     host = serve.http_options.host
     host = "127.0.0.1" if host == "0.0.0.0" else host
-    ours = next(a for a in serve.applications if a.import_path.startswith("coissue.deployments"))
+    ours = next(a for a in serve.applications if a.import_path == IMPORT_PATH)
     prefix = f"{serve.http_options.root_path}{ours.route_prefix or '/'}".rstrip("/")
     return f"http://{host}:{serve.http_options.port}{prefix}"
 

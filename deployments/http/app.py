@@ -91,10 +91,10 @@ class HttpApp:
         is_model = len(parts) > 3 and parts[1] == "v2" and parts[2] == "models" and parts[3]
         if is_model and parts[-1] == "infer" and len(parts) in (5, 7):
             _check_verb(scope, "POST")
-            return await self._infer(self._model(parts), scope, receive)
+            return await self._infer(_check_ready(self._model(parts)), scope, receive)
         if len(parts) == 3 and parts[1] == "tenants" and parts[2]:
             _check_verb(scope, "POST")
-            return await self._plain(self._tenant(parts[2]), scope, receive)
+            return await self._plain(_check_ready(self._tenant(parts[2])), scope, receive)
         if is_model:
             return self._describe(parts, scope)
         route = _ROUTES.get(path)
@@ -175,10 +175,6 @@ class HttpApp:
             raise HttpError("restarting", "the scheduler is starting")
         return client
 
-    def _directory(self) -> Mapping[str, TenantInfo]:
-        client = self._client_source()
-        return {} if client is None else client.directory
-
     def _tenant(self, name: str, version: str = "") -> TenantInfo:
         info = self._client().directory.get(name)
         only = self._settings.tenants
@@ -205,14 +201,13 @@ class HttpApp:
         if last == "config":
             return _json(oip.model_config(info))
         if last == "ready":
-            if info.state != "ready":
-                raise HttpError(info.state, f"tenant {info.name!r} is {info.state}: {info.reason}")
-            return _json({"name": info.name, "ready": True})
+            return _json({"name": _check_ready(info).name, "ready": True})
         return _json(oip.model_metadata(info))
 
     def _shown(self) -> list[TenantInfo]:
-        only = self._settings.tenants
-        return [info for name, info in self._directory().items() if only is None or name in only]
+        client, only = self._client_source(), self._settings.tenants
+        known = {} if client is None else client.directory
+        return [info for name, info in known.items() if only is None or name in only]
 
     # --- fixed routes --------------------------------------------------------------------------
 
@@ -224,12 +219,17 @@ class HttpApp:
 
     async def _ready(self, scope: Message) -> Answer:
         if not self._is_ready():
-            raise HttpError("loading", "no tenant is ready yet")
+            raise HttpError("loading", "no scheduler is connected or no tenant is ready")
         return _json({"live": True, "ready": True})
 
     def _is_ready(self) -> bool:
         """One tenant that fails or loads must not take the others out of service."""
-        return any(info.state == "ready" for info in self._shown())
+        client = self._client_source()
+        return (
+            client is not None
+            and client.is_connected
+            and any(info.state == "ready" for info in self._shown())
+        )
 
     async def _models(self, scope: Message) -> Answer:
         return _json({"models": [info.name for info in self._shown()]})
@@ -339,6 +339,13 @@ def _check_verb(scope: Message, verb: str) -> None:
     method = scope["method"]
     if method != verb and (method, verb) != ("HEAD", "GET"):
         raise HttpError("wrong_verb", f"{method} is not possible here, use {verb}")
+
+
+def _check_ready(info: TenantInfo) -> TenantInfo:
+    if info.state != "ready":
+        why = f": {info.reason}" if info.reason else ""
+        raise HttpError(info.state, f"tenant {info.name!r} is {info.state}{why}")
+    return info
 
 
 def _no_route(path: str) -> HttpError:

@@ -34,6 +34,7 @@ STATUS: Final[dict[str, int]] = {
     "memory": 429,
     # The client is gone: nobody reads the answer, it is only counted.
     "client_gone": 499,
+    "cancelled": 499,
     "internal": 500,
     "handler_failed": 500,
     "launch_failed": 500,
@@ -41,6 +42,7 @@ STATUS: Final[dict[str, int]] = {
     # Retriable: the same request may succeed on the same address soon.
     "draining": 503,
     "restarting": 503,
+    "stale": 503,
     "device_lost": 503,
     "loading": 503,
     "failed": 503,
