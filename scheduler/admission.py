@@ -1,0 +1,153 @@
+"""Admission: what cannot be served in time, or does not fit, is refused at once with a reason.
+
+NOTE. Predicted finish = now + rest of the running launch + work ahead + own work. Work is summed
+as each kernel would really be run: the first kernel of a signature among those waiting is charged
+its own launch, those that find one waiting are charged their share of a common launch
+(`program.Profile`). Charging every request its lone time would refuse a load that coalescing
+carries with ease; charging all of them the share would promise too much to a mixed load that does
+not coalesce. "Ahead" is what has a higher priority, or the same and no later a deadline; deadlines
+are told apart to `WIDTH_NS`, and all beyond `HORIZON_NS` are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from coissue.scheduler.messages import Reason, SignatureId, Submitted
+from coissue.scheduler.ports import CoreLimits, CostView
+from coissue.scheduler.program import Program
+from coissue.scheduler.states import KernelState
+from coissue.scheduler.window import PRIORITIES, PlanState, Request, Tenant, Window
+
+WIDTH_NS: Final = 1 << 22
+BUCKETS: Final = 1024
+HORIZON_NS: Final = WIDTH_NS * (BUCKETS - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    reason: Reason
+    #: 0: trying again cannot help, or nothing is known.
+    retry_after_ns: int = 0
+
+
+@final
+class Backlog:
+    """Predicted device time of admitted kernels that are not launched, by priority and deadline."""
+
+    __slots__ = ("_rings", "_totals", "_waiting", "total_ns")
+
+    def __init__(self) -> None:
+        #: By priority: work by deadline bucket, a ring over time.
+        self._rings: list[list[int]] = [[0] * BUCKETS for _ in range(PRIORITIES + 1)]
+        self._totals = [0] * (PRIORITIES + 1)
+        #: Kernels not launched, by signature; no zeros.
+        self._waiting: dict[SignatureId, int] = {}
+        self.total_ns = 0
+
+    def charges(self, request: Request) -> list[int]:
+        """What each kernel of the request would add now."""
+        own, share, waiting = request.profile.own_ns, request.profile.share_ns, self._waiting
+        return [
+            share[index] if signature in waiting else own[index]
+            for index, signature in enumerate(request.program.signatures)
+        ]
+
+    def ahead_ns(self, priority: int, deadline_ns: int, now_ns: int) -> int:
+        """Work that is served before a request with this priority and deadline."""
+        first = now_ns // WIDTH_NS
+        count = min(max(deadline_ns // WIDTH_NS - first, 0), BUCKETS - 1) + 1
+        start = first % BUCKETS
+        ring = self._rings[priority]
+        within = sum(ring[start : start + count]) + sum(ring[: max(0, start + count - BUCKETS)])
+        return sum(self._totals[:priority]) + within
+
+    def add(self, request: Request, now_ns: int) -> None:
+        horizon = min(request.deadline_ns, now_ns + HORIZON_NS)
+        request.backlog_slot = max(horizon, now_ns) // WIDTH_NS % BUCKETS
+        self._change(request, sum(request.charges))
+        for signature in request.program.signatures:
+            self._waiting[signature] = self._waiting.get(signature, 0) + 1
+
+    def remove(self, request: Request, index: int) -> None:
+        """The kernel is launched, or never will be."""
+        self._change(request, -request.charges[index])
+        signature = request.program.signatures[index]
+        if self._waiting[signature] == 1:
+            del self._waiting[signature]
+        else:
+            self._waiting[signature] -= 1
+
+    def remove_rest(self, request: Request) -> None:
+        """Takes out the kernels that the request's end will cancel."""
+        for index, state in enumerate(request.states):
+            if state <= KernelState.READY and index not in request.retried:
+                self.remove(request, index)
+
+    def _change(self, request: Request, work_ns: int) -> None:
+        self._rings[request.priority][request.backlog_slot] += work_ns
+        self._totals[request.priority] += work_ns
+        self.total_ns += work_ns
+
+
+@final
+class Admission:
+    """Decides on each submitted request; owns the backlog."""
+
+    __slots__ = ("_cost", "_limits", "_window", "backlog", "draining")
+
+    def __init__(self, limits: CoreLimits, window: Window, cost: CostView) -> None:
+        self._limits = limits
+        self._window = window
+        self._cost = cost
+        self.backlog = Backlog()
+        self.draining = False
+
+    def decide(self, event: Submitted, busy_until_ns: int | None, now_ns: int) -> Request | Reject:
+        """The request, not yet in the window, or why it is refused.
+
+        `busy_until_ns`: when the next slot is free; None while the device is lost.
+        """
+        tenant = self._window.tenants.get(event.tenant)
+        if tenant is None or tenant.program is None:
+            return Reject(Reason.UNKNOWN_TENANT)
+        if self.draining:
+            return Reject(Reason.DRAINING)
+        if busy_until_ns is None:
+            return Reject(Reason.DEVICE_LOST)
+        if PlanState.FAILED in self._window.plan_states(tenant.program):
+            return Reject(Reason.COMPILE_FAILED)
+        busy_ns = max(0, busy_until_ns - now_ns)
+        full = self._find_full(tenant, tenant.program, event)
+        if full is not None:
+            return Reject(full, busy_ns + self.backlog.total_ns // self._limits.slots)
+        return self._admit(event, tenant, tenant.program, busy_ns, now_ns)
+
+    def _find_full(self, tenant: Tenant, program: Program, event: Submitted) -> Reason | None:
+        window, limits = self._window, self._limits
+        if len(tenant.open) >= program.spec.in_flight_limit:
+            return Reason.TENANT_QUOTA
+        if len(window.open) >= limits.window:
+            return Reason.WINDOW_FULL
+        if window.bytes_reserved + event.bytes_needed > limits.bytes:
+            return Reason.MEMORY
+        return None
+
+    def _admit(
+        self, event: Submitted, tenant: Tenant, program: Program, busy_ns: int, now_ns: int
+    ) -> Request | Reject:
+        weights = self._window.weights
+        profile = program.profile(event.rows, event.tokens, now_ns, self._cost, weights)
+        priority = min(max(event.priority or program.spec.priority, 1), PRIORITIES)
+        request = Request(event, tenant, program, profile, priority)
+        request.charges = self.backlog.charges(request)
+        if self._limits.admission:
+            ahead_ns = self.backlog.ahead_ns(priority, event.deadline_ns, now_ns)
+            work_ns = (ahead_ns + sum(request.charges)) // self._limits.slots
+            late_ns = now_ns + busy_ns + max(work_ns, profile.path_ns) - event.deadline_ns
+            if late_ns > 0:
+                possible = now_ns + profile.path_ns <= event.deadline_ns
+                return Reject(Reason.DEADLINE, late_ns if possible else 0)
+        self.backlog.add(request, now_ns)
+        return request

@@ -1,0 +1,207 @@
+"""The core: a pure state machine. Events in, commands out; `event.at_ns` is the only time.
+
+    Submitted -> admission -> window -> pick -> coalesce -> dispatch -> Launch
+    LaunchDone, LaunchFailed -> retire -> window (successors) or Complete and Free
+
+Rules. No clock, thread, I/O, global or unseeded randomness. All events of a turn are applied, then
+one pump fills the free slots: batches form from what waits, and nothing waits while a slot is free.
+Requests past their deadline with no kernel in flight expire before the pump; one whose last kernel
+is in flight at its deadline gets what the launch brings, late. When the device is lost, requests
+that had anything on it fail and the others wait for it within their deadlines; new ones are
+refused until it is back. The weights and plans of attached tenants are on the device already:
+`Load` and `Evict` are not issued, `Compile` only for a signature whose plan failed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import final
+
+from coissue.scheduler.admission import Admission, Reject
+from coissue.scheduler.dispatch import Dispatch
+from coissue.scheduler.invariants import check_all
+from coissue.scheduler.messages import (
+    Attached,
+    Cancelled,
+    Command,
+    Compile,
+    CompileFailed,
+    Detached,
+    DeviceBack,
+    DeviceLost,
+    Drain,
+    Event,
+    LaunchDone,
+    LaunchFailed,
+    Outcome,
+    PlanReady,
+    PolicyChosen,
+    Reason,
+    Submitted,
+    WakeAt,
+)
+from coissue.scheduler.policies import POLICIES
+from coissue.scheduler.ports import CoreLimits, CostView, InvariantViolation
+from coissue.scheduler.program import Program
+from coissue.scheduler.retire import Retire
+from coissue.scheduler.trace import LaunchRecord, RequestRecord, Trace
+from coissue.scheduler.window import PlanState, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The core at one moment, as plain data."""
+
+    policy: str
+    draining: bool
+    device_up: bool
+    requests_open: int
+    kernels_ready: int
+    launches_outstanding: int
+    bytes_reserved: int
+    backlog_ns: int
+    records_dropped: int
+    outcomes: Mapping[Outcome, int]
+    #: Unfinished requests by tenant.
+    tenants: Mapping[str, int]
+
+
+@final
+class Core:
+    """Wires the stages; each owns its state. One `handle` per turn."""
+
+    def __init__(self, limits: CoreLimits, policy: str, cost: CostView, rng: Random) -> None:
+        self.limits = limits
+        self._cost = cost
+        self._rng = rng
+        self.now_ns = 0
+        self.window = Window()
+        self.admission = Admission(limits, self.window, cost)
+        self.dispatch = Dispatch(limits, self.admission.backlog)
+        self.trace = Trace(limits.records)
+        self.retire = Retire(self.window, self.admission.backlog, self.dispatch, cost, self.trace)
+        self.policy_name = policy
+        self.policy = POLICIES[policy](limits, cost, rng)
+        self.device_up = True
+        #: The time last asked for by WakeAt; 0: none.
+        self._armed_ns = 0
+
+    def handle(self, *events: Event) -> list[Command]:
+        """Applies all events, then pumps once. Times of events must not go back."""
+        commands = self.retire.commands = []
+        for event in events:
+            self._advance(event.at_ns)
+            self._apply(event)
+        self._expire()
+        self._pump()
+        self._arm()
+        return commands
+
+    def _advance(self, at_ns: int) -> None:
+        if at_ns < self.now_ns:
+            raise InvariantViolation("event times", f"{at_ns} comes after {self.now_ns}")
+        self.now_ns = self.retire.now_ns = at_ns
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case LaunchDone():
+                self.retire.done(event)
+            case Submitted():
+                self._submit(event)
+            case LaunchFailed():
+                self.retire.failed(event)
+            case Cancelled():
+                self._cancel(event)
+            case Attached():
+                self._attach(event)
+            case Detached():
+                self.window.detach(event.tenant)
+            case PlanReady():
+                self.window.set_plan(event.signature, None)
+            case CompileFailed():
+                self._fail_plan(event)
+            case DeviceLost():
+                self.device_up = False
+                self.retire.lost(event.message)
+            case DeviceBack():
+                self.device_up = True
+            case PolicyChosen():
+                self.policy_name = event.policy
+                self.policy = POLICIES[event.policy](self.limits, self._cost, self._rng)
+            case Drain():
+                self.admission.draining = True
+
+    def _submit(self, event: Submitted) -> None:
+        if event.request in self.window.open or event.request in self.window.ended:
+            raise InvariantViolation("request ids", f"request {event.request} is there already")
+        busy_until_ns = self.dispatch.busy_until_ns(self.now_ns) if self.device_up else None
+        decision = self.admission.decide(event, busy_until_ns, self.now_ns)
+        if isinstance(decision, Reject):
+            self.retire.reject(event, decision)
+            return
+        self.window.insert(decision)
+        if not decision.left:
+            self.retire.end(decision, Outcome.COMPLETED)
+
+    def _cancel(self, event: Cancelled) -> None:
+        request = self.window.open.get(event.request)
+        if request is not None:  # else its outcome is on the way already
+            self.retire.end(request, Outcome.CANCELLED, Reason.CLIENT_GONE)
+
+    def _attach(self, event: Attached) -> None:
+        program = Program(event.tenant)
+        self.window.attach(program)
+        for signature in dict.fromkeys(program.signatures):
+            if self.window.plans.get(signature) is PlanState.FAILED:
+                self.window.set_plan(signature, PlanState.COMPILING)
+                self.retire.commands.append(Compile(signature))
+
+    def _fail_plan(self, event: CompileFailed) -> None:
+        """Requests that still need the signature fail; new ones are refused until it has a plan."""
+        self.window.set_plan(event.signature, PlanState.FAILED)
+        for request in list(self.window.open.values()):
+            if request.still_needs(event.signature):
+                self.retire.end(request, Outcome.FAILED, Reason.COMPILE_FAILED, event.message)
+
+    def _expire(self) -> None:
+        while (request := self.window.pop_overdue(self.now_ns)) is not None:
+            self.retire.expire(request)
+
+    def _pump(self) -> None:
+        free = self.dispatch.free_slots if self.device_up else ()
+        while free and (batch := self.policy.choose(self.window, self.now_ns)) is not None:
+            self.retire.commands.append(self.dispatch.issue(batch, self.now_ns))
+
+    def _arm(self) -> None:
+        """Asks to be woken at the earliest deadline, unless a wake-up comes before it."""
+        deadline_ns = self.window.next_deadline_ns()
+        if deadline_ns is None or self.now_ns < self._armed_ns <= deadline_ns:
+            return
+        self._armed_ns = deadline_ns
+        self.retire.commands.append(WakeAt(deadline_ns))
+
+    def take_records(self) -> tuple[list[LaunchRecord], list[RequestRecord]]:
+        """Records since the last call, each once."""
+        return self.trace.take()
+
+    def stats(self) -> Stats:
+        window = self.window
+        return Stats(
+            policy=self.policy_name,
+            draining=self.admission.draining,
+            device_up=self.device_up,
+            requests_open=len(window.open),
+            kernels_ready=window.ready.count,
+            launches_outstanding=len(self.dispatch.flights),
+            bytes_reserved=window.bytes_reserved,
+            backlog_ns=self.admission.backlog.total_ns,
+            records_dropped=self.trace.dropped_count,
+            outcomes=dict(self.retire.outcomes),
+            tenants={name: len(tenant.open) for name, tenant in window.tenants.items()},
+        )
+
+    def check(self) -> None:
+        """Raises InvariantViolation when a rule of the core is broken; for tests and simulation."""
+        check_all(self)

@@ -1,0 +1,101 @@
+"""Dispatch: gives a batch a slot and an id, and keeps it until it comes back.
+
+Segments are ordered by where their requests stood in their last launches. Requests that travel
+together so stay neighbours in the same order, and the executor can use the output of one launch as
+the input of the next without a gather.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import final
+
+from coissue.scheduler.admission import Backlog
+from coissue.scheduler.coalesce import Batch
+from coissue.scheduler.messages import KernelIndex, Launch, LaunchId, Segment
+from coissue.scheduler.ports import CoreLimits, InvariantViolation
+from coissue.scheduler.states import KernelState, RequestState
+from coissue.scheduler.window import Kernel
+
+_LANE_BITS = 20
+_lane = attrgetter("request.lane")
+
+
+@final
+class Flight:
+    """A launch that has not come back."""
+
+    __slots__ = ("at_ns", "launch", "members", "units", "weight_sets")
+
+    def __init__(self, launch: Launch, batch: Batch, at_ns: int) -> None:
+        self.launch = launch
+        #: In segment order; all IN_FLIGHT.
+        self.members: list[Kernel] = batch.members
+        self.units = batch.units
+        self.weight_sets = len(batch.weights)
+        self.at_ns = at_ns
+
+
+@final
+class Dispatch:
+    """The slots and the launches outstanding."""
+
+    __slots__ = ("_backlog", "_launch_count", "flights", "forgotten", "free_slots", "open")
+
+    def __init__(self, limits: CoreLimits, backlog: Backlog) -> None:
+        self._backlog = backlog
+        self._launch_count = 0
+        self.flights: dict[LaunchId, Flight] = {}
+        #: Slots without a launch; with `flights` they are all slots.
+        self.free_slots = list(reversed(range(limits.slots)))
+        #: Launches up to this one were lost with the device; their answers mean nothing.
+        self.forgotten = LaunchId(0)
+
+    def issue(self, batch: Batch, now_ns: int) -> Launch:
+        """BATCHED -> IN_FLIGHT."""
+        batch.members.sort(key=_lane)
+        self._launch_count += 1
+        launch_id = LaunchId(self._launch_count)
+        lane = self._launch_count << _LANE_BITS
+        segments = []
+        for kernel in batch.members:
+            request = kernel.request
+            index = kernel.index
+            if index not in request.retried:
+                self._backlog.remove(request, index)
+            request.states[index] = KernelState.IN_FLIGHT
+            request.in_flight += 1
+            request.lane = lane = lane + 1
+            if request.state is RequestState.ADMITTED:
+                request.state = RequestState.RUNNING
+                request.first_launch_ns = now_ns
+            segments.append(Segment(request.id, KernelIndex(index), kernel.weights, kernel.units))
+        latest_ns = max(now_ns, batch.done_by_ns - batch.predicted_ns)
+        launch = Launch(
+            launch_id, batch.signature, tuple(segments), self.free_slots.pop(),
+            batch.predicted_ns, now_ns, latest_ns,
+        )  # fmt: skip
+        self.flights[launch_id] = Flight(launch, batch, now_ns)
+        return launch
+
+    def busy_until_ns(self, now_ns: int) -> int:
+        """When the next slot is predicted to be free."""
+        if self.free_slots:
+            return now_ns
+        return min(flight.at_ns + flight.launch.predicted_ns for flight in self.flights.values())
+
+    def land(self, launch: LaunchId) -> Flight | None:
+        """The launch is back: its slot is free. None if it was lost with the device."""
+        flight = self.flights.pop(launch, None)
+        if flight is None:
+            if 0 < launch <= self.forgotten:
+                return None
+            raise InvariantViolation("one answer per launch", f"launch {launch} is not outstanding")
+        self.free_slots.append(flight.launch.slot)
+        return flight
+
+    def lose_all(self) -> list[Flight]:
+        """The device is gone: no launch comes back."""
+        lost = [flight for launch in list(self.flights) if (flight := self.land(launch))]
+        self.forgotten = LaunchId(self._launch_count)
+        return lost

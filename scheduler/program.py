@@ -1,0 +1,106 @@
+"""A tenant's version as the scheduler uses it, and what is predicted for it by request size.
+
+NOTE. Three predictions per kernel carry all decisions. *own*: its launch alone. *share*: its part
+of a launch of `GROUP` equal members, which is what it costs where others travel with it. *tail*:
+own times along the longest path from this kernel to the end; deadline - tail is the latest start,
+and that never changes while a request lives, so slack order needs no re-sorting.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from coissue.scheduler.messages import SignatureId, TenantSpec
+from coissue.scheduler.ports import CostView, InvariantViolation
+
+#: Members of the launch that `share_ns` is taken from.
+GROUP: Final = 16
+#: A profile older than this is predicted anew, so that corrections of the costs get through.
+PROFILE_AGE_NS: Final = 1_000_000_000
+#: Profiles kept per version.
+PROFILES_LIMIT: Final = 256
+
+
+@final
+class Profile:
+    """Predictions for one version at one request size, by kernel index."""
+
+    __slots__ = ("made_ns", "own_ns", "path_ns", "share_ns", "tail_ns")
+
+    def __init__(
+        self, own_ns: list[int], share_ns: list[int], tail_ns: list[int], made_ns: int
+    ) -> None:
+        self.own_ns = own_ns
+        self.share_ns = share_ns
+        self.tail_ns = tail_ns
+        #: The longest path: what a request needs at least.
+        self.path_ns = max(tail_ns, default=0)
+        self.made_ns = made_ns
+
+
+@final
+class Program:
+    """A `TenantSpec` with what follows from it. Requests in flight keep the one they came with."""
+
+    __slots__ = ("_profiles", "producer_counts", "roots", "signatures", "spec", "successors")
+
+    def __init__(self, spec: TenantSpec) -> None:
+        self.spec = spec
+        successors: list[list[int]] = [[] for _ in spec.kernels]
+        for index, kernel in enumerate(spec.kernels):
+            for producer in dict.fromkeys(kernel.producers):
+                if not 0 <= producer < index:
+                    raise InvariantViolation(
+                        "program order", f"{spec.name}: kernel {index} waits for {producer}"
+                    )
+                successors[producer].append(index)
+        self.successors = tuple(map(tuple, successors))
+        self.producer_counts = tuple(len(set(kernel.producers)) for kernel in spec.kernels)
+        self.roots = tuple(i for i, count in enumerate(self.producer_counts) if count == 0)
+        self.signatures = tuple(kernel.signature for kernel in spec.kernels)
+        #: (rows, tokens) rounded up -> predictions; oldest first, at most PROFILES_LIMIT.
+        self._profiles: dict[tuple[int, int], Profile] = {}
+
+    def profile(
+        self,
+        rows: int,
+        tokens: int,
+        now_ns: int,
+        cost: CostView,
+        weights: dict[SignatureId, dict[int, int]],
+    ) -> Profile:
+        """Predictions for a request of this size; `weights`: those attached, by signature."""
+        key = _round_up(rows), _round_up(tokens)
+        found = self._profiles.get(key)
+        if found is not None and now_ns - found.made_ns < PROFILE_AGE_NS:
+            return found
+        if found is None and len(self._profiles) >= PROFILES_LIMIT:
+            del self._profiles[next(iter(self._profiles))]
+        made = self._profiles[key] = self._predict(*key, now_ns, cost, weights)
+        return made
+
+    def _predict(
+        self,
+        rows: int,
+        tokens: int,
+        now_ns: int,
+        cost: CostView,
+        weights: dict[SignatureId, dict[int, int]],
+    ) -> Profile:
+        own, share, tail = [], [], [0] * len(self.successors)
+        for kernel in self.spec.kernels:
+            units = tokens if kernel.per_token else rows
+            sets = min(GROUP, max(1, len(weights.get(kernel.signature, ()))))
+            own.append(cost.predict_ns(kernel.signature, units, 1, 1))
+            grouped = cost.predict_ns(kernel.signature, units * GROUP, GROUP, sets)
+            share.append(min(own[-1], grouped // GROUP))
+        for index in reversed(range(len(tail))):
+            after = max((tail[s] for s in self.successors[index]), default=0)
+            tail[index] = own[index] + after
+        return Profile(own, share, tail, now_ns)
+
+
+def _round_up(size: int) -> int:
+    """To four significant bits, so that few sizes are predicted; never down."""
+    shift = max(0, size.bit_length() - 4)
+    return -(-size >> shift) << shift

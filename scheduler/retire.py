@@ -1,0 +1,194 @@
+"""Retire: launches that came back, and the ends of requests.
+
+Rules. A kernel's successors become ready in the order of the launch. A failed launch sends each
+member back to be tried once more, alone; the member that fails alone the second time fails its
+request, and nobody else's. A request's outcome is given once, at once; its buffers are freed when
+its last kernel is back, so `Free` follows the outcome, sometimes later.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from coissue.scheduler.admission import Backlog, Reject
+from coissue.scheduler.dispatch import Dispatch, Flight
+from coissue.scheduler.messages import (
+    Command,
+    Complete,
+    Free,
+    LaunchDone,
+    LaunchFailed,
+    Outcome,
+    Reason,
+    Submitted,
+)
+from coissue.scheduler.ports import CostView, InvariantViolation
+from coissue.scheduler.states import END_STATE, REQUEST_EDGES, KernelState, RequestState
+from coissue.scheduler.trace import LaunchRecord, RequestRecord, Trace
+from coissue.scheduler.window import Request, Window
+
+DONE, FAILED, CANCELLED = KernelState.DONE, KernelState.FAILED, KernelState.CANCELLED
+RUNNING = RequestState.RUNNING
+
+
+@final
+class Retire:
+    """Applies what launches came to; the only place where requests end."""
+
+    __slots__ = ("_backlog", "_cost", "_dispatch", "_window", "commands", "now_ns", "outcomes",
+                 "trace")  # fmt: skip
+
+    def __init__(
+        self, window: Window, backlog: Backlog, dispatch: Dispatch, cost: CostView, trace: Trace
+    ) -> None:
+        self._window = window
+        self._backlog = backlog
+        self._dispatch = dispatch
+        self._cost = cost
+        self.trace = trace
+        #: Where commands of the turn go; the core sets it, and the time.
+        self.commands: list[Command] = []
+        self.now_ns = 0
+        #: Requests ended, by outcome.
+        self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
+
+    def done(self, event: LaunchDone) -> None:
+        flight = self._dispatch.land(event.launch)
+        if flight is None:
+            return
+        launch = flight.launch
+        self._cost.observe_ns(
+            launch.signature, flight.units, len(flight.members), flight.weight_sets,
+            event.measured_ns,
+        )  # fmt: skip
+        self._record(flight, "")
+        per_unit, members = flight.units, len(flight.members)
+        for kernel in flight.members:
+            request = kernel.request
+            part = kernel.units / per_unit if per_unit else 1 / members
+            request.device_ns += int(event.measured_ns * part)
+            request.last_done_ns = self.now_ns
+            self._retire(request, kernel.index)
+
+    def _retire(self, request: Request, index: int) -> None:
+        request.in_flight -= 1
+        if request.id in self._window.ended:
+            self._return_late(request, index, CANCELLED)
+            return
+        request.states[index] = DONE
+        request.left -= 1
+        if request.left and request.deadline_ns <= self.now_ns:
+            self.expire(request)
+            return
+        waiting = request.waiting
+        for successor in request.program.successors[index]:
+            waiting[successor] -= 1
+            if not waiting[successor]:
+                self._window.ready.push(request, successor)
+        if not request.left:
+            self.end(request, Outcome.COMPLETED)
+
+    def _return_late(self, request: Request, index: int, state: KernelState) -> None:
+        """A kernel of a request that already has its outcome is back."""
+        request.states[index] = state
+        if not request.in_flight:
+            self._window.release(request)
+            self.commands.append(Free(request.id))
+
+    def failed(self, event: LaunchFailed) -> None:
+        flight = self._dispatch.land(event.launch)
+        if flight is None:
+            return
+        self._record(flight, event.message)
+        for kernel in flight.members:
+            request, index = kernel.request, kernel.index
+            request.in_flight -= 1
+            if request.id in self._window.ended:
+                self._return_late(request, index, CANCELLED)
+            elif index in request.retried:
+                request.states[index] = FAILED
+                self.end(request, Outcome.FAILED, Reason.LAUNCH_FAILED, event.message)
+            elif request.deadline_ns <= self.now_ns:
+                request.states[index] = CANCELLED
+                self.expire(request)
+            else:
+                request.retried.add(index)
+                self._window.ready.push(request, index, alone=True)
+
+    def lost(self, message: str) -> None:
+        """The device is gone: requests with anything on it fail, the others keep their place."""
+        for flight in self._dispatch.lose_all():
+            self._record(flight, message)
+            for kernel in flight.members:
+                kernel.request.in_flight -= 1
+                kernel.request.states[kernel.index] = FAILED
+        for request in list(self._window.ended.values()):
+            self._window.release(request)
+            self.commands.append(Free(request.id))
+        for request in [r for r in self._window.open.values() if r.state is RUNNING]:
+            self.end(request, Outcome.FAILED, Reason.DEVICE_LOST, message)
+
+    def expire(self, request: Request) -> None:
+        """Its deadline is over. While kernels are in flight, the last to come back decides."""
+        if not request.in_flight:
+            self.end(request, Outcome.EXPIRED, Reason.DEADLINE)
+
+    def end(
+        self,
+        request: Request,
+        outcome: Outcome,
+        reason: Reason | None = None,
+        message: str = "",
+    ) -> None:
+        """The one outcome of an admitted request."""
+        state = END_STATE[outcome]
+        if state not in REQUEST_EDGES[request.state]:
+            raise InvariantViolation(
+                "one outcome per request", f"request {request.id}: {request.state!r} -> {state!r}"
+            )
+        if request.left:
+            self._backlog.remove_rest(request)
+        request.state = state
+        self._window.close(request)
+        self.outcomes[outcome] += 1
+        self.trace.add_request(
+            RequestRecord(
+                request.id, request.tenant.name, request.rows, request.tokens,
+                request.submitted_ns, request.first_launch_ns, request.last_done_ns, self.now_ns,
+                request.deadline_ns, request.device_ns, outcome, reason,
+            )
+        )  # fmt: skip
+        self.commands.append(Complete(request.id, outcome, reason, message))
+        if not request.in_flight:
+            self.commands.append(Free(request.id))
+
+    def reject(self, event: Submitted, reject: Reject) -> None:
+        tenant = "" if reject.reason is Reason.UNKNOWN_TENANT else event.tenant
+        self.outcomes[Outcome.REJECTED] += 1
+        self.trace.add_request(
+            RequestRecord(
+                event.request, tenant, event.rows, event.tokens, event.at_ns, 0, 0, self.now_ns,
+                event.deadline_ns, 0, Outcome.REJECTED, reject.reason,
+            )
+        )  # fmt: skip
+        self.commands.append(
+            Complete(
+                event.request, Outcome.REJECTED, reject.reason,
+                retry_after_ns=reject.retry_after_ns,
+            )
+        )  # fmt: skip
+
+    def _record(self, flight: Flight, failure: str) -> None:
+        launch = flight.launch
+        self.trace.add_launch(
+            LaunchRecord(
+                launch.launch, launch.signature, flight.at_ns, self.now_ns, launch.predicted_ns,
+                tuple(
+                    [
+                        (kernel.request.tenant.name, s.request, s.kernel, s.units)
+                        for kernel, s in zip(flight.members, launch.segments, strict=True)
+                    ]
+                ),
+                failure,
+            )
+        )  # fmt: skip

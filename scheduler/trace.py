@@ -1,0 +1,82 @@
+"""What happened, as plain data: one record per launch and one per request.
+
+The core records and never logs. Whoever takes the records (metrics, timeline, simulator report)
+gets each once; when nobody does, the oldest stay, newer ones are counted as dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from coissue.scheduler.messages import (
+    KernelIndex,
+    LaunchId,
+    Outcome,
+    Reason,
+    RequestId,
+    SignatureId,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRecord:
+    launch: LaunchId
+    signature: SignatureId
+    start_ns: int
+    end_ns: int
+    predicted_ns: int
+    #: (tenant, request, kernel, units) of each member, in launch order.
+    segments: tuple[tuple[str, RequestId, KernelIndex, int], ...]
+    #: Empty unless the launch failed.
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    request: RequestId
+    #: Empty when the tenant is unknown: names that clients make up must not become labels.
+    tenant: str
+    rows: int
+    tokens: int
+    submitted_ns: int
+    #: 0: never launched.
+    first_launch_ns: int
+    last_done_ns: int
+    completed_ns: int
+    deadline_ns: int
+    #: Its share, by units, of the device time of its launches.
+    device_ns: int
+    outcome: Outcome
+    reason: Reason | None
+
+
+@final
+class Trace:
+    """The two bounded lists of records."""
+
+    __slots__ = ("_launches", "_limit", "_requests", "dropped_count")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._launches: list[LaunchRecord] = []
+        self._requests: list[RequestRecord] = []
+        #: Records not kept because nobody took the earlier ones; never reset.
+        self.dropped_count = 0
+
+    def add_launch(self, record: LaunchRecord) -> None:
+        if len(self._launches) < self._limit:
+            self._launches.append(record)
+        else:
+            self.dropped_count += 1
+
+    def add_request(self, record: RequestRecord) -> None:
+        if len(self._requests) < self._limit:
+            self._requests.append(record)
+        else:
+            self.dropped_count += 1
+
+    def take(self) -> tuple[list[LaunchRecord], list[RequestRecord]]:
+        taken = self._launches, self._requests
+        self._launches, self._requests = [], []
+        return taken
