@@ -156,11 +156,14 @@ def _taps(
     needed = [(n - 1) * s + d * (k - 1) + 1 for n, k, s, _, d, _ in columns]
     grown = [(p, max(n - p - c[-1], p)) for n, p, c in zip(needed, padding, columns, strict=True)]
     x = np.pad(x, [(0, 0), (0, 0), *grown], constant_values=fill)
-    return [
-        x[(..., *(slice(i * d, i * d + (n - 1) * s + 1, s)
-                  for i, (n, _, s, _, d, _) in zip(place, columns, strict=True)))]
-        for place in itertools.product(*map(range, kernel))
-    ]  # fmt: skip
+    taps = []
+    for place in itertools.product(*map(range, kernel)):
+        spans = [
+            (i * d, (n - 1) * s, s) for i, (n, _, s, _, d, _) in zip(place, columns, strict=True)
+        ]
+        cut = tuple(slice(first, first + length + 1, step) for first, length, step in spans)
+        taps.append(x[(slice(None), slice(None), *cut)])
+    return taps
 
 
 def _conv(
@@ -263,6 +266,10 @@ def _attention(
     blind = (scores == -np.inf).all(axis=3, keepdims=True)
     y: Array = (softmax(np.where(blind, 0.0, scores), 3) * ~blind) @ v
     return y.swapaxes(1, 2) if layout == "bshd" else y
+
+
+def _ints(low: int) -> Attr:
+    return Attr("ints", low=low, high=WINDOW_LIMIT)
 
 
 _LINEAR: Final = {"layout": Attr("str", choices=("nk", "kn"))}
