@@ -69,7 +69,7 @@ class Runtime:
         executor: Executor,
         clock: Clock,
         *,
-        on_crash: Callable[[Exception], None] | None = None,
+        on_crash: Callable[[str], None] | None = None,
     ) -> None:
         """`on_crash` is called on the runtime's thread, after its last turn."""
         if core.limits.slots != 1:
@@ -133,7 +133,7 @@ class Runtime:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        crash: Exception | None = None
+        crash: str | None = None
         try:
             while True:
                 self._turn()
@@ -141,7 +141,7 @@ class Runtime:
             pass
         except Exception as error:
             log.exception("crash=1 stats=%s", self.core.stats())
-            crash = error
+            crash = f"{type(error).__name__}: {error}"
         with self._lock:
             self._running = False
         self._refuse_rest()
