@@ -89,7 +89,7 @@ UNARY: Final[dict[str, tuple[frozenset[str], Callable[..., Array], Mapping[str, 
     "identity": (ANY, lambda x: x, {}),
     "neg": (NUMBERS, np.negative, {}),
     "abs": (NUMBERS, np.abs, {}),
-    "sign": (NUMBERS, np.sign, {}),
+    "sign": (NUMBERS, lambda x: np.where(x > 0, 1, np.where(x < 0, -1, 0)), {}),  # nan: 0
     "relu": (NUMBERS, lambda x: np.maximum(x, 0), {}),
     "floor": (NUMBERS, np.floor, {}),
     "ceil": (NUMBERS, np.ceil, {}),
