@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import math
 import os
 import shutil
@@ -219,7 +220,7 @@ def bench_memory(console: Console, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def bench_micro(console: Console, args: argparse.Namespace) -> dict[str, Any]:
-    """Each module of load_tests/micro in a process of its own; what it prints is the result."""
+    """Each module of load_tests/micro in a process of its own; its last line is its result."""
     found: dict[str, Any] = {}
     for path in sorted(MICRO.glob("*.py")):
         if path.stem == "__init__":
@@ -229,7 +230,8 @@ def bench_micro(console: Console, args: argparse.Namespace) -> dict[str, Any]:
             cwd=ROOT, capture_output=True, text=True, timeout=MICRO_SECONDS_MAX, check=False,
         )  # fmt: skip
         lines = made.stdout.strip().splitlines()
-        found[path.stem] = lines if made.returncode == 0 else {"failed": made.stderr[-2000:]}
+        failed = made.returncode != 0 or not lines
+        found[path.stem] = {"failed": made.stderr[-2000:]} if failed else json.loads(lines[-1])
         console.print(f"  {path.stem}")
         for line in lines:
             console.print(f"    {line}", highlight=False)
