@@ -101,6 +101,11 @@ class Proof:
             return spread and all(extent == Dim(1) for extent in axes)
         return len(shape) == rank and shape[: self.lead] == self.leads()
 
+    def of_first(self, count: int) -> Proof:
+        """This proof as if the op had only its first inputs."""
+        op = Op(self.op.name, self.op.inputs[:count], self.op.outputs, self.op.attrs)
+        return Proof(op, self.types, self.fixed)
+
     def keeps_lead(self) -> bool:
         return self.shape(0)[: self.lead] == self.leads()
 
@@ -137,7 +142,8 @@ def _along(*names: str) -> Callable[[Proof], Mode]:
 
 def _all_packed(proof: Proof) -> bool:
     """Whether every input has the packed axes of the output."""
-    return lead(proof.out) == proof.lead and all(
+    leads = (lead(proof.types[value]) for value in (*proof.inputs, proof.op.outputs[0]))
+    return all(count == proof.lead for count in leads) and all(
         proof.aligned(value, len(proof.types[value].shape), spread=False) for value in proof.inputs
     )
 
@@ -189,13 +195,12 @@ def _matmul(proof: Proof) -> Mode:
 def _windows(proof: Proof) -> Mode:
     """Windows over the last axes, which are 1 or 2 by the length of the attributes."""
     dims = len(integers(proof.op, "size" if "size" in proof.op.attrs else "kernel"))
-    return proof.packed_if(len(proof.shape(0)) - dims >= proof.lead and proof.keeps_lead())
+    return proof.packed_if(proof.lead == 1 < len(proof.shape(0)) - dims and proof.keeps_lead())
 
 
 def _pad(proof: Proof) -> Mode:
-    pads = integers(proof.op, "pads")
-    padded = [len(proof.shape(0)) - 1 - place // 2 for place, pad in enumerate(pads) if pad]
-    return proof.packed_if(min(padded, default=proof.lead) >= proof.lead and proof.keeps_lead())
+    axes = len(integers(proof.op, "pads")) // 2
+    return proof.packed_if(len(proof.shape(0)) - axes >= proof.lead)
 
 
 def _reshape(proof: Proof) -> Mode:
@@ -211,13 +216,9 @@ def _permute(proof: Proof) -> Mode:
 def _index(proof: Proof) -> Mode:
     """FIXED places behind the packed axes, or packed places in a FIXED table."""
     if proof.is_fixed(*range(1, len(proof.op.inputs))):
-        return _along("dims")(Proof(_first_only(proof.op), proof.types, proof.fixed))
+        return _along("dims")(proof.of_first(1))
     table = proof.is_fixed(0) and integers(proof.op, "dims") == (0,)
     return proof.packed_if(table and lead(proof.out) == proof.lead)
-
-
-def _first_only(op: Op) -> Op:
-    return Op(op.name, op.inputs[:1], op.outputs, op.attrs, op.where)
 
 
 def _embedding(proof: Proof) -> Mode:
@@ -234,22 +235,13 @@ def _embedding_bag(proof: Proof) -> Mode:
 
 def _attention(proof: Proof) -> Mode:
     """Ragged over (R, T, heads, size); or fixed lengths, where a row is a batch entry."""
-    query, key, value, *rest = proof.op.inputs
-    mask = rest[0] if rest else ABSENT
-    ports = [proof.types[port] for port in (query, key, value)]
-    if any(port in proof.fixed for port in (query, key, value)):
+    kind, mask = proof.op.attrs["mask"], proof.inputs[3:]
+    if not _all_packed(proof.of_first(3)):
         return Mode.EACH
-    if any(lead(port) != proof.lead for port in ports):
-        return Mode.EACH
-    if proof.op.attrs["mask"] == "full":
-        spread = mask in proof.fixed and proof.lead == 1
-        return proof.packed_if(spread and proof.aligned(mask, 4))
-    if mask != ABSENT and mask in proof.fixed:
-        return Mode.EACH
-    same = all(port.shape[: proof.lead] == proof.leads() for port in ports)
     if proof.lead == 2:
-        return Mode.SEGMENTS if same and proof.op.attrs["layout"] == "bshd" else Mode.EACH
-    return proof.packed_if(same)
+        ragged = kind != "full" and proof.op.attrs["layout"] == "bshd"
+        return Mode.SEGMENTS if ragged else Mode.EACH
+    return proof.packed_if(kind != "full" or proof.aligned(mask[0], 4))
 
 
 def _recurrent(proof: Proof) -> Mode:
