@@ -43,7 +43,7 @@ def check_inputs(info: TenantInfo, inputs: Mapping[str, np.ndarray]) -> tuple[in
             raise InferError(MALFORMED, f"input {name!r} is missing")
     arrays = [inputs[name] for name in names]
     return check_types(
-        info, [(DTYPE_NAMES.get(array.dtype, str(array.dtype)), array.shape) for array in arrays]
+        info, [(DTYPE_NAMES.get(array.dtype) or str(array.dtype), array.shape) for array in arrays]
     )
 
 
@@ -63,9 +63,9 @@ def check_types(info: TenantInfo, given: Sequence[tuple[str, tuple[int, ...]]]) 
             )
     rows, tokens = _solve(info, given)
     for port, (_, shape) in zip(info.inputs, given, strict=True):
-        for axis, (dim, extent) in enumerate(zip(port.shape, shape, strict=True)):
-            if dim.at(rows, tokens) != extent:
-                raise InferError(MALFORMED, _mismatch(port, shape, axis, rows, tokens))
+        for dim, extent in zip(port.shape, shape, strict=True):
+            if extent != dim.scale * rows**dim.rows * tokens**dim.tokens:
+                raise InferError(MALFORMED, _mismatch(port, shape, rows, tokens))
     _check_limit("rows", rows, info.rows_limit)
     if info.tokens_limit:
         _check_limit("tokens per row", tokens, info.tokens_limit)
@@ -105,32 +105,32 @@ def _render_dim(dim: Dim) -> str:
 
 def _solve(info: TenantInfo, given: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[int, int]:
     """R and T from the axes that are a multiple of one of them, then from those of R*T."""
-    rows: int | None = None
-    tokens: int | None = None
+    rows = tokens = -1
     products: list[tuple[Dim, int]] = []
     for port, (_, shape) in zip(info.inputs, given, strict=True):
         for dim, extent in zip(port.shape, shape, strict=True):
-            powers = (dim.rows, dim.tokens)
-            if powers == (1, 0) and rows is None:
-                rows = extent // dim.scale
-            elif powers == (0, 1) and tokens is None:
-                tokens = extent // dim.scale
-            elif powers == (1, 1):
+            if dim.rows and dim.tokens:
                 products.append((dim, extent))
+            elif dim.rows == 1 and rows < 0:
+                rows = extent // dim.scale
+            elif dim.tokens == 1 and tokens < 0:
+                tokens = extent // dim.scale
     for dim, extent in products:
-        if rows is None and tokens:
+        if rows < 0 < tokens:
             rows = extent // (dim.scale * tokens)
-        elif tokens is None and rows:
+        elif tokens < 0 < rows:
             tokens = extent // (dim.scale * rows)
-    return 1 if rows is None else rows, 0 if tokens is None else tokens
+    return 1 if rows < 0 else rows, max(tokens, 0)
 
 
-def _mismatch(port: PortInfo, shape: tuple[int, ...], axis: int, rows: int, tokens: int) -> str:
+def _mismatch(port: PortInfo, shape: tuple[int, ...], rows: int, tokens: int) -> str:
+    """Names the first axis that differs from what R and T, as the axes before it say, make it."""
+    want = port.at(rows, tokens)
+    axis = next(axis for axis, extent in enumerate(shape) if extent != want[axis])
     found = f"input {port.name!r}: shape {list(shape)}, allowed: {render_shape(port.shape)}"
-    if port.shape[axis].is_fixed:
-        return found
-    of = f"R={rows}" + (f", T={tokens}" if tokens else "")
-    return f"{found} with {of} as in the other axes: axis {axis} cannot be {shape[axis]}"
+    of = f" with R={rows}" + (f", T={tokens}" if tokens else "")
+    fixed = port.shape[axis].is_fixed
+    return f"{found}{'' if fixed else of}: axis {axis} is {shape[axis]}, not {want[axis]}"
 
 
 def _check_limit(field: str, value: int, limit: int) -> None:

@@ -14,6 +14,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -128,11 +129,10 @@ class _Connection(Link):
             self.welcome.exception()
         self.lost.set_result(None)
 
-    def start(self, make: Callable[[int], Message], entry: _Open, arrays: Sequence = ()) -> int:
-        self._next_id += 1
-        self.send(make(self._next_id), arrays)
-        self.open[self._next_id] = entry
-        return self._next_id
+    def ask(self, what: str) -> asyncio.Future[bytes]:
+        entry = _Open(self._loop.create_future())
+        self.send(Ask(self._enter(entry), what))
+        return entry.future
 
     def infer(
         self,
@@ -142,47 +142,47 @@ class _Connection(Link):
         priority: int,
     ) -> tuple[int, asyncio.Future[InferResult]]:
         rows, tokens = check_inputs(info, inputs)
-        arrays = [np.ascontiguousarray(inputs[port.name]) for port in info.inputs]
-        inline = [array.nbytes for array in arrays if array.nbytes <= INLINE_BYTES]
-        out_bytes = [port.num_bytes(rows, tokens) for port in info.outputs]
+        arrays = [np.asarray(inputs[port.name], order="C") for port in info.inputs]
         entry = _Open(self._loop.create_future(), info)
-        outputs: tuple[int, ...] = ()
-        offsets = [-1] * len(arrays)
-        if len(inline) < len(arrays) or max(out_bytes, default=0) > INLINE_BYTES:
-            sizes = [0 if size <= INLINE_BYTES else size for size in out_bytes]
-            in_sizes = [0 if array.nbytes <= INLINE_BYTES else array.nbytes for array in arrays]
-            places = self._reserve(entry, in_sizes + sizes)
-            if places is not None:
-                offsets, outputs = places[: len(arrays)], tuple(places[len(arrays) :])
-        refs = []
-        for port, array, offset in zip(info.inputs, arrays, offsets, strict=True):
-            refs.append(TensorRef(port.dtype, array.shape, offset))
-            if offset >= 0:
-                self.arena.view(port.dtype, array.shape, offset)[...] = array
-        body = [array for array, offset in zip(arrays, offsets, strict=True) if offset < 0]
-        _check_frame(sum(array.nbytes for array in body), self.limits.frame_bytes)
-        number = self.start(
-            lambda number: Infer(
-                number, info.name, info.version, tuple(refs), outputs, budget_ns, priority
-            ),
-            entry,
-            body,
+        sizes = [array.nbytes for array in arrays]
+        places = self._reserve(
+            entry, sizes + [port.num_bytes(rows, tokens) for port in info.outputs]
         )
+        refs, body = [], []
+        for port, array, place in zip(info.inputs, arrays, places, strict=False):
+            refs.append(TensorRef(port.dtype, array.shape, place))
+            if place < 0:
+                body.append(array)
+            else:
+                self.arena.view(port.dtype, array.shape, place)[...] = array
+        if sum(sizes) + _HEADER_ROOM > self.limits.frame_bytes:
+            _check_frame(sum(array.nbytes for array in body), self.limits.frame_bytes)
+        number = self._enter(entry)
+        outputs = tuple(places[len(arrays) :])
+        self.send(
+            Infer(number, info.name, info.version, tuple(refs), outputs, budget_ns, priority), body
+        )
+        if len(self.open) == 1:
+            self.flush()  # a lone request has nobody to share the write with
         return number, entry.future
 
-    def _reserve(self, entry: _Open, sizes: list[int]) -> list[int] | None:
-        """One block for all tensors with a size; offsets (-1 where the size is 0) or None."""
-        if self.arena is None:
-            return None
-        start = self.arena.reserve(sum(map(round_up, sizes)))
+    def _enter(self, entry: _Open) -> int:
+        self._next_id += 1
+        self.open[self._next_id] = entry
+        return self._next_id
+
+    def _reserve(self, entry: _Open, sizes: list[int]) -> list[int]:
+        """Where each tensor goes: one block for all the large ones, or inline (-1)."""
+        inline = [-1] * len(sizes)
+        if self.arena is None or max(sizes, default=0) <= INLINE_BYTES:
+            return inline
+        large = [round_up(size) if size > INLINE_BYTES else 0 for size in sizes]
+        start = self.arena.reserve(sum(large))
         if start is None:
-            return None
+            return inline
         entry.block = start
-        places = []
-        for size in sizes:
-            places.append(start if size else -1)
-            start += round_up(size)
-        return places
+        ends = accumulate(large, initial=start)
+        return [place if size else -1 for place, size in zip(ends, large, strict=False)]
 
     def _settle(self, entry: _Open, message: Message, body: memoryview | bytes) -> None:
         try:
@@ -290,10 +290,7 @@ class SchedulerClient:
 
     async def ask(self, what: str) -> bytes:
         """The scheduler's "metrics", "status" or "timeline"."""
-        connection = self._live()
-        future = asyncio.get_running_loop().create_future()
-        connection.start(lambda number: Ask(number, what), _Open(future))
-        return await future
+        return await self._live().ask(what)
 
     async def close(self) -> None:
         self._task.cancel()

@@ -11,6 +11,7 @@ patterns travel as uint16, which no other IR dtype uses.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from coissue.kernels.ir import Dim, Type
+from coissue.kernels.ir import DTYPE_BYTES, Dim
 
 PROTOCOL_VERSION: Final = 1
 ALIGN: Final = 16
@@ -83,8 +84,12 @@ class PortInfo(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[Dim, ...]
 
+    def at(self, rows: int, tokens: int) -> tuple[int, ...]:
+        """The shape for a request of `rows` rows of `tokens` tokens."""
+        return tuple([d.scale * rows**d.rows * tokens**d.tokens for d in self.shape])
+
     def num_bytes(self, rows: int, tokens: int) -> int:
-        return Type(self.shape, self.dtype).num_bytes(rows, tokens)
+        return math.prod(self.at(rows, tokens)) * DTYPE_BYTES[self.dtype]
 
 
 class TenantInfo(msgspec.Struct, frozen=True):
@@ -208,7 +213,8 @@ def frame_buffers(message: Message, arrays: Sequence[np.ndarray] = ()) -> list[b
     for array in arrays:
         pad = -size % ALIGN
         parts.append(_ZEROS[:pad])
-        parts.append(array.reshape(-1).view(np.uint8).data)
+        is_small = array.nbytes <= INLINE_BYTES
+        parts.append(array.tobytes() if is_small else array.reshape(-1).view(np.uint8).data)
         size += pad + array.nbytes
     if size >= 1 << 32:
         raise FrameError(f"a frame of {size} bytes cannot be written, at most {(1 << 32) - 1}")

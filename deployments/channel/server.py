@@ -264,10 +264,9 @@ class _Session(Link):
             )
         for port, offset in zip(info.outputs, offsets, strict=False):
             if offset >= 0:
-                shape = [dim.at(rows, tokens) for dim in port.shape]
                 if self._arena is None:
                     raise InferError(MALFORMED, f"output {port.name!r}: there is no arena")
-                self._arena.view(port.dtype, shape, offset)
+                self._arena.view(port.dtype, port.at(rows, tokens), offset)
 
     def answer(self, number: int, answer: Answer) -> None:
         """Sends the answer of request `number`, unless the client is gone."""
@@ -295,7 +294,7 @@ class _Session(Link):
         for port, output, offset in zip(
             ports, outputs, entry.outputs or (-1,) * len(ports), strict=True
         ):
-            want = tuple(dim.at(entry.rows, entry.tokens) for dim in port.shape)
+            want = port.at(entry.rows, entry.tokens)
             if output.shape != want or DTYPE_NAMES.get(output.dtype) != port.dtype:
                 raise InferError(
                     "internal",
@@ -305,7 +304,7 @@ class _Session(Link):
             if offset >= 0:
                 np.copyto(self._arena.view(port.dtype, want, offset), output)
             else:
-                inline.append(np.ascontiguousarray(output))
+                inline.append(np.asarray(output, order="C"))
             refs.append(TensorRef(port.dtype, want, offset))
         size = sum(array.nbytes for array in inline)
         if size + self.limits.header_bytes > self.limits.frame_bytes:
@@ -384,6 +383,8 @@ class ChannelServer:
         self._server.close()
         for session in list(self.sessions):
             session.close("the scheduler stops")
+        while self.sessions:  # a peer that does not read is cut off by `Link.close`
+            await asyncio.sleep(0.01)
         path = self.endpoint.path
         if path and os.path.exists(path) and os.stat(path).st_ino == self._inode:
             os.unlink(path)
@@ -403,6 +404,9 @@ class ChannelServer:
         self._replies.append((session, number, answer))
         if not self._is_woken:
             self._is_woken = True
+            if threading.get_ident() == self._thread:
+                self._loop.call_soon(self._carry_replies)
+                return
             try:
                 self._loop.call_soon_threadsafe(self._carry_replies)
             except RuntimeError:  # the loop is closed: nobody is left to answer
