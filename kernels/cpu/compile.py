@@ -1,0 +1,341 @@
+"""A kernel as a plan: every op resolved to a step, a function of the launch's frame.
+
+Made once per signature. Values are numbered into slots, so a plan serves all kernels of its
+signature, whatever their value ids. Constants are computed here; values that follow from weights
+alone once per weight set (`Plan.environment`); the rest at each launch. A step whose inputs depend
+on weights runs once per group if the segments' weights differ; all other steps run once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from coissue.kernels.cpu import ops, segments
+from coissue.kernels.cpu.frame import Frame, Packing, join, pack
+from coissue.kernels.cpu.gemm import Gemm, GemmTable
+from coissue.kernels.cpu.store import StoredWeight, WeightStore
+from coissue.kernels.ir import ABSENT, Op
+from coissue.kernels.lowered import Kernel, Lowered, Mode
+
+Step = Callable[[Frame], None]
+#: Ops that answer with a tensor of their own, which the next op may overwrite.
+_FRESH = frozenset(("linear", "conv", "matmul", "add", "sub", "mul", "div", "layer_norm",
+                    "batch_norm", "rms_norm", "group_norm", *ops.IN_PLACE))  # fmt: skip
+#: Ops whose inputs are aligned from the right.
+_BROADCASTS = frozenset(("add", "sub", "mul", "div", "pow", "maximum", "minimum", "eq", "ne", "lt",
+                         "le", "gt", "ge", "logical_and", "logical_or", "remainder", "floor_div",
+                         "where", "matmul", "expand", "attention"))  # fmt: skip
+#: Slot that always holds None, for inputs not given.
+_NONE = 0
+
+
+class Plan:
+    """A compiled kernel. Slots: see `Frame.env`."""
+
+    __slots__ = ("_constants", "_once", "_weights", "inputs", "outputs", "signature", "steps")
+
+    def __init__(
+        self, lowered: Lowered, kernel: Kernel, store: WeightStore, table: GemmTable
+    ) -> None:
+        builder = _Builder(lowered, kernel, store, table)
+        self.signature = kernel.signature
+        #: (slot, packing) of each of the kernel's inputs and outputs, in its order.
+        self.inputs = [(builder.slots[v], builder.packing(v)) for v in kernel.inputs]
+        self.outputs = [(builder.slots[v], builder.packing(v)) for v in kernel.outputs]
+        #: Each with the slots no later step reads.
+        self.steps: list[tuple[Step, tuple[int, ...]]] = builder.steps
+        self._constants: list[Any] = builder.env
+        #: (slot, position in `kernel.weights`, whether it wants the tensor).
+        self._weights = builder.weight_slots
+        #: Fill the slots that follow from weights, in order.
+        self._once: list[Callable[[list[Any]], None]] = builder.once
+
+    def environment(self, weights: Sequence[StoredWeight]) -> list[Any]:
+        """The slots as a launch finds them: constants, weights, and all that follows from them."""
+        env = list(self._constants)
+        for slot, position, as_tensor in self._weights:
+            env[slot] = weights[position].plain if as_tensor else weights[position]
+        for fill in self._once:
+            fill(env)
+        return env
+
+
+class _Builder:
+    """Walks the kernel's ops once. `slots`: value -> slot; weights have slots per use."""
+
+    def __init__(
+        self, lowered: Lowered, kernel: Kernel, store: WeightStore, table: GemmTable
+    ) -> None:
+        self._lowered, self._kernel, self._store, self._table = lowered, kernel, store, table
+        self.env: list[Any] = [None]
+        self.slots: dict[int, int] = {ABSENT: _NONE}
+        self.steps: list[tuple[Step, tuple[int, ...]]] = []
+        self.once: list[Callable[[list[Any]], None]] = []
+        self.weight_slots: list[tuple[int, int, bool]] = []
+        self._weight_slot: dict[tuple[int, bool], int] = {}
+        #: Slots that hold what follows from weights, and those that hold constants.
+        self._weighted: set[int] = set()
+        self._constant: set[int] = {_NONE}
+        #: Slots whose tensor nothing else shares.
+        self._fresh: set[int] = set()
+        self._uses = Counter(v for op in kernel.ops for v in op.inputs)
+        for value in kernel.inputs:
+            self.slots[value] = self._new_slot()
+        for index, (op, mode) in enumerate(zip(kernel.ops, kernel.modes, strict=True)):
+            self._add(op, mode, index)
+
+    def packing(self, value: int) -> Packing:
+        return Packing(self._lowered.layouts[value], self._lowered.program.types[value])
+
+    def _new_slot(self, value: Any = None) -> int:
+        self.env.append(value)
+        return len(self.env) - 1
+
+    def _input_slot(self, value: int, *, as_tensor: bool = True) -> int:
+        if value not in self._kernel.weights:
+            return self.slots[value]
+        key = (value, as_tensor)
+        if key not in self._weight_slot:
+            slot = self._weight_slot[key] = self._new_slot()
+            self.weight_slots.append((slot, self._kernel.weights.index(value), as_tensor))
+            self._weighted.add(slot)
+        return self._weight_slot[key]
+
+    def _add(self, op: Op, mode: Mode, index: int) -> None:
+        if mode is Mode.ONCE:
+            self._add_once(op)
+            return
+        step = self._linear(op) if op.name == "linear" and mode is Mode.PACKED else None
+        if step is None:
+            ins = tuple(self._input_slot(v) for v in op.inputs)
+            if mode is Mode.PACKED:
+                ins = tuple(map(self._aligned, [op] * len(ins), op.inputs, ins))
+            make = {Mode.PACKED: self._packed, Mode.SEGMENTS: self._segments, Mode.EACH: self._each}
+            step = self._grouped(op, ins, make[mode](op, ins))
+        later = {v for other in self._kernel.ops[index + 1 :] for v in other.inputs}
+        dead = set(op.inputs) - later - set(self._kernel.outputs)
+        kills = {self.slots[v] for v in dead if v in self.slots}
+        self.steps.append((step, tuple(kills - self._weighted - self._constant)))
+        if mode is Mode.PACKED and op.name in _FRESH:
+            self._fresh.add(self.slots[op.outputs[0]])
+
+    def _outs(self, op: Op) -> tuple[int, ...]:
+        for value in op.outputs:
+            self.slots[value] = self._new_slot()
+        return tuple(self.slots[value] for value in op.outputs)
+
+    def _resolve(self, op: Op, *, packed: bool) -> tuple[Any, bool]:
+        types = [self._lowered.program.types[v] if v != ABSENT else None for v in op.inputs]
+        out = self.packing(op.outputs[0])
+        shift = max(self.packing(op.inputs[0]).lead - 1, 0) if packed and op.inputs else 0
+        shape = out.packed_shape if packed else out.type.at
+        return ops.resolve(op, types, out.type, shape, shift)  # type: ignore[no-any-return]
+
+    def _add_once(self, op: Op) -> None:
+        ins, outs = tuple(self._input_slot(v) for v in op.inputs), self._outs(op)
+        fn, sized = self._resolve(op, packed=False)
+
+        def fill(env: list[Any]) -> None:
+            made = fn(*((0, 0) if sized else ()), *(env[slot] for slot in ins))
+            _put(env, outs, made)
+
+        if set(ins) <= self._constant:
+            fill(self.env)
+            self._constant.update(outs)
+        else:
+            self.once.append(fill)
+            self._weighted.update(outs)
+
+    def _aligned(self, op: Op, value: int, slot: int) -> int:
+        """The slot of a FIXED operand without the axes that would meet a packed axis."""
+        out = self.packing(op.outputs[0])
+        if op.name not in _BROADCASTS or value == ABSENT or self.packing(value).is_packed:
+            return slot
+        keep = len(out.type.shape) - out.lead
+        shape = self.packing(value).type.at(0, 0)
+        if op.name == "matmul":
+            keep = max(keep, min(2, len(shape)))
+        if len(shape) <= keep:
+            return slot
+        made, short = self._new_slot(), shape[len(shape) - keep :]
+
+        def fill(env: list[Any]) -> None:
+            env[made] = env[slot].reshape(short)
+
+        if slot in self._constant:
+            fill(self.env)
+            self._constant.add(made)
+        else:
+            self.once.append(fill)
+            self._weighted.add(made)
+        return made
+
+    # --- steps: one launch --------------------------------------------------------------------
+
+    def _packed(self, op: Op, ins: tuple[int, ...]) -> Step:
+        fn, sized = self._resolve(op, packed=True)
+        reuse = self._reusable(op, ins)
+        if reuse is not None:
+            fn, ins = reuse
+        outs = self._outs(op)
+        return _call(fn, ins, outs, sized=sized)
+
+    def _reusable(self, op: Op, ins: tuple[int, ...]) -> tuple[Any, tuple[int, ...]] | None:
+        """The op written into an input that nothing else reads, if there is one."""
+        out, values = self._lowered.program.types[op.outputs[0]], op.inputs
+        if op.name in ops.IN_PLACE and self._is_free(values[0], ins[0], out):
+            return ops.IN_PLACE[op.name](op.attrs), ins
+        if op.name in ("add", "mul"):
+            fn = torch.Tensor.add_ if op.name == "add" else torch.Tensor.mul_
+            for first, second in ((0, 1), (1, 0)):
+                if self._is_free(values[first], ins[first], out):
+                    return fn, (ins[first], ins[second])
+        return None
+
+    def _is_free(self, value: int, slot: int, out: Any) -> bool:
+        return (
+            slot in self._fresh
+            and self._uses[value] == 1
+            and value not in self._kernel.outputs
+            and self._lowered.program.types[value] == out
+            and self.env[slot] is None
+        )
+
+    def _segments(self, op: Op, ins: tuple[int, ...]) -> Step:
+        fn = segments.resolve(op, self.packing(op.outputs[0]))
+        outs = self._outs(op)
+
+        def step(frame: Frame) -> None:
+            made = fn(frame, *[frame.env[slot] for slot in ins])
+            _put(frame.env, outs, made)
+
+        return step
+
+    def _each(self, op: Op, ins: tuple[int, ...]) -> Step:
+        fn, sized = self._resolve(op, packed=False)
+        packings = [None if v == ABSENT else self.packing(v) for v in op.inputs]
+        out_packings = [self.packing(v) for v in op.outputs]
+        outs = self._outs(op)
+        checked = op.name == "opaque"
+
+        def step(frame: Frame) -> None:
+            env, made = frame.env, []
+            for i, length in enumerate(frame.lengths):
+                rows = frame.row_bounds[i + 1] - frame.row_bounds[i]
+                args = [
+                    None if p is None else frame.part(p, env[slot], i)
+                    for slot, p in zip(ins, packings, strict=True)
+                ]
+                one = fn(rows, length, *args) if sized else fn(*args)
+                made.append(one if isinstance(one, tuple) else (one,))
+                if checked:
+                    _check_declared(op, out_packings, made[-1], rows, length)
+            columns = zip(*made, strict=True)
+            for slot, packing, parts in zip(outs, out_packings, columns, strict=True):
+                env[slot] = pack(packing, parts) if packing.is_packed else list(parts)
+
+        return step
+
+    def _linear(self, op: Op) -> Step | None:
+        """A GEMM with weights from the store; None if the op is not one."""
+        x, w, *bias = op.inputs
+        given = [v for v in bias if v != ABSENT]
+        if not all(v in self._kernel.weights for v in (w, *given)):
+            return None
+        (n,), (k,) = (
+            [d.scale for d in self.packing(v).type.shape[-1:]] for v in (op.outputs[0], x)
+        )
+        dtype = ops.DTYPES[self.packing(x).type.dtype]
+        gemm = Gemm(self._store, self._table, k, n, str(op.attrs["layout"]), dtype)
+        x_slot, w_slot = self.slots[x], self._input_slot(w, as_tensor=False)
+        b_slot = self._input_slot(given[0], as_tensor=False) if given else _NONE
+        packing = self.packing(x)
+        middle = packing.type.shape[packing.lead : -1]
+        each = math.prod(dim.scale for dim in middle)
+        (out,) = self._outs(op)
+
+        def step(frame: Frame) -> None:
+            env = frame.env
+            x = env[x_slot]
+            flat = x.reshape(-1, k) if middle else x
+            if frame.split:
+                y = gemm.each(flat, [
+                    (g.env[w_slot], g.env[b_slot], packing.entries(g.rows, g.tokens) * each)
+                    for g in frame.split
+                ])  # fmt: skip
+            else:
+                y = gemm.one(flat, env[w_slot], env[b_slot])
+            env[out] = y.view(*x.shape[:-1], n) if middle else y
+
+        return step
+
+    def _grouped(self, op: Op, ins: tuple[int, ...], step: Step) -> Step:
+        """The step once per group where weights differ."""
+        if not self._weighted.intersection(ins):
+            return step
+        own = [
+            (slot, self.packing(v))
+            for v, slot in zip(op.inputs, ins, strict=True)
+            if slot not in self._weighted and slot not in self._constant
+        ]
+        made = [(self.slots[v], self.packing(v)) for v in op.outputs]
+
+        def grouped(frame: Frame) -> None:
+            if not frame.split:
+                step(frame)
+                return
+            for group in frame.split:
+                for slot, packing in own:
+                    group.env[slot] = group.of_group(packing, frame.env[slot])
+                step(group)
+            for slot, packing in made:
+                frame.env[slot] = join(packing, [group.env[slot] for group in frame.split])
+
+        return grouped
+
+
+def _put(env: list[Any], outs: tuple[int, ...], made: Any) -> None:
+    for slot, value in zip(outs, made if isinstance(made, tuple) else (made,), strict=True):
+        env[slot] = value
+
+
+def _call(fn: Any, ins: tuple[int, ...], outs: tuple[int, ...], *, sized: bool) -> Step:
+    """The step that calls `fn` on whole tensors; the common forms without building a list."""
+    out = outs[0]
+    if sized or len(outs) > 1 or len(ins) not in (1, 2):
+
+        def step(frame: Frame) -> None:
+            env, sizes = frame.env, (frame.rows, frame.tokens) if sized else ()
+            made = fn(*sizes, *[env[slot] for slot in ins])
+            _put(env, outs, made)
+
+    elif len(ins) == 1:
+        (only,) = ins
+
+        def step(frame: Frame) -> None:
+            frame.env[out] = fn(frame.env[only])
+
+    else:
+        left, right = ins
+
+        def step(frame: Frame) -> None:
+            frame.env[out] = fn(frame.env[left], frame.env[right])
+
+    return step
+
+
+def _check_declared(
+    op: Op, outs: Sequence[Packing], made: Sequence[torch.Tensor], rows: int, tokens: int
+) -> None:
+    for packing, tensor in zip(outs, made, strict=True):
+        wanted = packing.type.at(rows, tokens), ops.DTYPES[packing.type.dtype]
+        if (tuple(tensor.shape), tensor.dtype) != wanted:
+            raise ValueError(
+                f"{op.attrs['target']} at {op.where} made {tuple(tensor.shape)} {tensor.dtype}, "
+                f"but the program declares {wanted[0]} {wanted[1]}."
+            )

@@ -1,0 +1,270 @@
+"""The CPU as a device: weights, plans, and launches over segments, with torch.
+
+A request's live values are its `Buffers`: value id -> `Slice` of a packed tensor, or a tensor of
+its own. `run` reads the kernel's inputs from there and writes its outputs there. Inputs that lie
+one after the other in one packed tensor, as those of requests that travel together do, are used in
+place; others are joined by one copy.
+
+Rules: one thread calls; no result depends on which segments share a launch beyond float rounding;
+a launch that fails has changed nobody's buffers. A packed tensor is freed when the last request
+with a slice of it is done with that value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from coissue.kernels.cpu import ops
+from coissue.kernels.cpu.compile import Plan
+from coissue.kernels.cpu.frame import Frame, Packing
+from coissue.kernels.cpu.gemm import GemmTable, device_name
+from coissue.kernels.cpu.store import StoredWeight, WeightStore
+from coissue.kernels.lowered import Layout, Lowered
+from coissue.kernels.plan import PlanCache
+
+Tensor = torch.Tensor
+
+
+class Slice:
+    """A request's entries [start, stop) of a packed tensor."""
+
+    __slots__ = ("start", "stop", "tensor")
+
+    def __init__(self, tensor: Tensor, start: int, stop: int) -> None:
+        self.tensor, self.start, self.stop = tensor, start, stop
+
+    @property
+    def own(self) -> Tensor:
+        return self.tensor[self.start : self.stop]
+
+
+#: Value id of the tenant's program -> the request's value; absent once nothing needs it.
+Buffers = dict[int, Slice | Tensor]
+
+
+class WeightSet:
+    """The weights of one kernel in `Kernel.weights` order; one object per content and signature."""
+
+    __slots__ = ("__weakref__", "environment", "number", "weights")
+
+    def __init__(self, number: int, plan: Plan, weights: tuple[StoredWeight, ...]) -> None:
+        #: In order of creation: the order of groups in a launch.
+        self.number = number
+        self.weights = weights
+        #: The plan's slots as a launch with these weights finds them.
+        self.environment = plan.environment(weights)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundKernel:
+    """A kernel of one tenant's program, ready to launch. Ids are those of that program's values."""
+
+    plan: Plan
+    weights: WeightSet
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    #: Values nothing reads once this kernel is done.
+    drops: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSegment:
+    """One request in a launch: `rows` rows of `tokens` tokens each (0: no token axis)."""
+
+    kernel: BoundKernel
+    rows: int
+    tokens: int
+    buffers: Buffers
+
+
+class CpuDevice:
+    """See the module."""
+
+    def __init__(self, *, threads: int, memory_bytes: int, cache_dir: Path) -> None:
+        torch.set_num_threads(threads)
+        self.name = device_name(threads)
+        self.cache_dir = cache_dir
+        self.store = WeightStore(memory_bytes)
+        self.gemms = GemmTable(cache_dir / "gemm.json", self.name)
+        self.plans: PlanCache[Plan] = PlanCache()
+        #: (signature, digests) -> the set, as long as a bound kernel or segment holds it.
+        self._sets: WeakValueDictionary[tuple[str, ...], WeightSet] = WeakValueDictionary()
+        self._set_count = 0
+
+    @property
+    def bytes_held(self) -> int:
+        return self.store.bytes_held
+
+    @property
+    def bytes_saved(self) -> int:
+        """Bytes that sharing weights between tenants saves."""
+        return self.store.bytes_saved
+
+    def load_weights(self, items: Mapping[str, np.ndarray | Tensor]) -> None:
+        """Holds each digest once more. Raises `DeviceMemoryError` before anything changed."""
+        self.store.load(items)
+
+    def drop_weights(self, digests: Iterable[str]) -> None:
+        """Gives each digest back once. Bound kernels must be let go too, for the memory to free."""
+        self.store.drop(digests)
+
+    @torch.inference_mode()
+    def plan(self, lowered: Lowered, kernel_index: int) -> Plan:
+        """The kernel's plan; the first of a signature measures the GEMM shapes it needs."""
+        kernel = lowered.kernels[kernel_index]
+        make = lambda: Plan(lowered, kernel, self.store, self.gemms)  # noqa: E731
+        return self.plans.get(kernel.signature, make)
+
+    @torch.inference_mode()
+    def bind(self, lowered: Lowered, kernel_index: int) -> BoundKernel:
+        """The kernel with its weights, which must be loaded; what a segment of it needs."""
+        kernel, plan = lowered.kernels[kernel_index], self.plan(lowered, kernel_index)
+        digest_of = {weight.value: weight.digest for weight in lowered.program.weights}
+        digests = tuple(digest_of[value] for value in kernel.weights)
+        key = (kernel.signature, *digests)
+        weights = self._sets.get(key)
+        if weights is None:
+            self._set_count += 1
+            stored = tuple(self.store[digest] for digest in digests)
+            for weight, value in zip(stored, kernel.weights, strict=True):
+                weight.convert(ops.DTYPES[lowered.program.types[value].dtype])
+            weights = self._sets[key] = WeightSet(self._set_count, plan, stored)
+        drops = lowered.drops[kernel_index]
+        return BoundKernel(plan, weights, kernel.inputs, kernel.outputs, drops)
+
+    @torch.inference_mode()
+    def run(self, segments: Sequence[DeviceSegment]) -> None:
+        """One launch. All segments' kernels have one signature; buffers change only on success."""
+        plan = segments[0].kernel.plan
+        order = _ordered(plan, [s for s in segments if s.rows])
+        frame = _make_frame(order) if order else None
+        if frame is not None:
+            for place, (slot, packing) in enumerate(plan.inputs):
+                frame.env[slot] = _gather(order, place, packing)
+            for step, kills in plan.steps:
+                step(frame)
+                for slot in kills:
+                    frame.env[slot] = None
+            for place, (slot, packing) in enumerate(plan.outputs):
+                _scatter(frame, order, place, frame.env[slot], packing)
+        for segment in segments:
+            if not segment.rows:
+                _write_empty(segment, plan)
+            for value in segment.kernel.drops:
+                segment.buffers.pop(value, None)
+
+
+@torch.inference_mode()
+def place_inputs(
+    lowered: Lowered, arrays: Mapping[str, np.ndarray | Tensor], rows: int, tokens: int
+) -> Buffers:
+    """A request's buffers at its start. Arrays have their types' shapes; they are not copied."""
+    buffers: Buffers = {}
+    for port in lowered.program.inputs:
+        packing = _packing(lowered, port.value)
+        tensor = torch.as_tensor(arrays[port.name]).to(ops.DTYPES[packing.type.dtype])
+        if packing.is_packed:
+            flat = tensor.flatten(0, 1) if packing.lead == 2 else tensor
+            buffers[port.value] = Slice(flat, 0, packing.entries(rows, rows * tokens))
+        else:
+            buffers[port.value] = tensor
+    return buffers
+
+
+@torch.inference_mode()
+def read_outputs(lowered: Lowered, buffers: Buffers, rows: int, tokens: int) -> dict[str, Tensor]:
+    """The program's outputs of a finished request, in their types' shapes; views, not copies."""
+    found = {}
+    for port in lowered.program.outputs:
+        value = buffers[port.value]
+        tensor = value.own if isinstance(value, Slice) else value
+        found[port.name] = tensor.reshape(_packing(lowered, port.value).type.at(rows, tokens))
+    return found
+
+
+def _packing(lowered: Lowered, value: int) -> Packing:
+    return Packing(lowered.layouts[value], lowered.program.types[value])
+
+
+def _ordered(plan: Plan, segments: list[DeviceSegment]) -> list[DeviceSegment]:
+    """Groups and runs together; within them as they lie in the first packed input already."""
+    if len(segments) < 2:
+        return segments
+    place = next((i for i, (_, packing) in enumerate(plan.inputs) if packing.is_packed), None)
+
+    def key(segment: DeviceSegment) -> tuple[int, int, int, int]:
+        kernel = segment.kernel
+        if place is None:
+            return kernel.weights.number, segment.tokens, 0, 0
+        own: Any = segment.buffers[kernel.inputs[place]]
+        return kernel.weights.number, segment.tokens, id(own.tensor), own.start
+
+    return sorted(segments, key=key)
+
+
+def _make_frame(order: Sequence[DeviceSegment]) -> Frame:
+    """The launch's frame, with one frame per group if weights differ."""
+    rows, lengths = [s.rows for s in order], [s.tokens for s in order]
+    frame = Frame(order[0].kernel.weights.environment.copy(), rows, lengths)
+    starts = [0]
+    starts += [
+        i for i in range(1, len(order))
+        if order[i].kernel.weights is not order[i - 1].kernel.weights
+    ]  # fmt: skip
+    if len(starts) > 1:
+        for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
+            env = order[start].kernel.weights.environment.copy()
+            group = Frame(env, rows[start:stop], lengths[start:stop])
+            group.first = (start, frame.row_bounds[start], frame.token_bounds[start])
+            frame.split.append(group)
+    return frame
+
+
+def _gather(order: Sequence[DeviceSegment], place: int, packing: Packing) -> Any:
+    """The launch's value of an input: in place if its parts are neighbours, else joined."""
+    values = [s.buffers[s.kernel.inputs[place]] for s in order]
+    if not packing.is_packed:
+        return values
+    slices: list[Any] = values
+    tensor, start = slices[0].tensor, slices[0].start
+    stop = start
+    for own in slices:
+        if own.tensor is not tensor or own.start != stop:
+            return torch.cat([own.own for own in slices])
+        stop = own.stop
+    return tensor if stop - start == tensor.shape[0] else tensor[start:stop]
+
+
+def _scatter(
+    frame: Frame, order: Sequence[DeviceSegment], place: int, value: Any, packing: Packing
+) -> None:
+    """Writes an output into each request's buffers."""
+    if packing.is_packed:
+        for i, segment in enumerate(order):
+            start, stop = frame.bounds(packing, i)
+            segment.buffers[segment.kernel.outputs[place]] = Slice(value, start, stop)
+    elif packing.layout is Layout.EACH:
+        for segment, own in zip(order, value, strict=True):
+            segment.buffers[segment.kernel.outputs[place]] = own
+    else:
+        slot, _ = order[0].kernel.plan.outputs[place]
+        for segment in order:
+            environment = segment.kernel.weights.environment
+            segment.buffers[segment.kernel.outputs[place]] = environment[slot]
+
+
+def _write_empty(segment: DeviceSegment, plan: Plan) -> None:
+    """The outputs of a segment without rows."""
+    for value, (_, packing) in zip(segment.kernel.outputs, plan.outputs, strict=True):
+        shape, dtype = packing.type.at(0, segment.tokens), ops.DTYPES[packing.type.dtype]
+        if packing.is_packed:
+            shape = packing.packed_shape(0, 0)
+        empty = torch.zeros(shape, dtype=dtype)
+        segment.buffers[value] = Slice(empty, 0, 0) if packing.is_packed else empty

@@ -1,0 +1,218 @@
+"""Providers of y = act(x @ w + b) on the CPU, and the table that says which is fastest where.
+
+Rules: the table is measured on this machine, once per (K, N) and number of rows, within a stated
+time, and kept in the cache folder under the processor's name; a provider that needs a copy of the
+weight must win by `COPY_GAIN` to be chosen. Every provider computes each row from that row alone.
+
+Providers: `kn` (MKL `addmm` with `out=` on (K, N) row-major weights), `mkl` (MKL's packed form),
+`onednn` (oneDNN's packed form), `stack` (one `bmm` over equally long segments of different weights,
+from a cached stack of them; entered in the table as ns per member). Only f32 has a choice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coissue.kernels.cpu.store import StoredWeight, WeightStore
+
+#: Weight, bias and number of rows of one group in a launch.
+Part = tuple[StoredWeight, StoredWeight | None, int]
+#: Rows measured; a launch uses the entry nearest in ratio.
+ROWS = (1, 4, 16, 64, 256)
+#: A provider with a copy of its own must be this much faster than `kn`.
+COPY_GAIN = 0.92
+#: Time to measure one provider at one number of rows, and all of one (K, N).
+POINT_NS = 1_000_000
+SHAPE_NS = 80_000_000
+#: Members of the measured stack, and the largest matrix (in elements) considered for one.
+STACK_MEMBERS = 8
+STACK_ELEMENTS = 1 << 18
+#: Rows the packed forms are told to expect; they are correct for any number.
+PACK_ROWS = 64
+
+#: From (K, N) row-major. A build of torch without MKL or oneDNN has fewer.
+_PACKERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+_HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+_HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+if _HAS_ONEDNN and _HAS_MKL:
+    _PACKERS["mkl"] = lambda kn: torch.ops.mkl._mkl_reorder_linear_weight(kn.t(), PACK_ROWS)
+if _HAS_ONEDNN:
+    _PACKERS["onednn"] = lambda kn: torch.ops.mkldnn._reorder_linear_weight(kn.t().contiguous())
+
+
+def device_name(threads: int) -> str:
+    """What measured numbers depend on: processor, torch, threads."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"{model}, torch {torch.__version__}, {threads} threads"
+
+
+class GemmTable:
+    """(K, N) -> rows -> provider -> ns, measured when first asked for and kept as JSON."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        self._path = path
+        self._device = device
+        self._ns: dict[str, dict[str, dict[str, int]]] = {}
+        self._chosen: dict[tuple[int, int], tuple[tuple[str, bool], ...]] = {}
+        self._load()
+
+    def choose(self, k: int, n: int) -> tuple[tuple[str, bool], ...]:
+        """Per entry of `ROWS`: the provider for equal weights, and whether a stack pays."""
+        if (k, n) not in self._chosen:
+            key = f"{k}x{n}"
+            if key not in self._ns:
+                self._ns[key] = _measure(k, n)
+                self._save()
+            self._chosen[k, n] = tuple(_pick(self._ns[key].get(str(r), {})) for r in ROWS)
+        return self._chosen[k, n]
+
+    def measured_ns(self, k: int, n: int) -> dict[str, dict[str, int]]:
+        """Rows -> provider -> ns, for reports."""
+        self.choose(k, n)
+        return self._ns[f"{k}x{n}"]
+
+    def _load(self) -> None:
+        try:
+            stored = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return
+        if isinstance(stored, dict) and stored.get("device") == self._device:
+            self._ns = stored["ns"]
+
+    def _save(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps({"device": self._device, "ns": self._ns}, indent=1))
+        partial.replace(self._path)
+
+
+def _pick(ns: dict[str, int]) -> tuple[str, bool]:
+    best, limit = "kn", ns.get("kn", 0) * COPY_GAIN
+    for name in _PACKERS:
+        if ns.get(name, math.inf) < limit:
+            best, limit = name, ns[name]
+    return best, ns.get("stack", math.inf) < limit
+
+
+def _measure(k: int, n: int) -> dict[str, dict[str, int]]:
+    """Rows -> provider -> ns on random data; points the time did not allow repeat the last one."""
+    kn, bias, table = torch.randn(k, n), torch.randn(n), dict[str, dict[str, int]]()
+    weight = StoredWeight("", kn)
+    packed = {name: make(kn) for name, make in _PACKERS.items()}
+    nk = weight.as_nk("kn")
+    end_ns, ns = time.perf_counter_ns() + SHAPE_NS, dict[str, int]()
+    for rows in ROWS:
+        if time.perf_counter_ns() < end_ns:
+            x = torch.randn(rows, k)
+            calls = {"kn": partial(torch.addmm, bias, x, kn)}
+            for name, form in packed.items():
+                calls[name] = partial(_call_packed, name, x, form, nk, bias)
+            if k * n <= STACK_ELEMENTS:
+                xs = x.expand(STACK_MEMBERS, rows, k).contiguous()
+                kns, biases = kn.repeat(STACK_MEMBERS, 1, 1), bias.repeat(STACK_MEMBERS, 1, 1)
+                calls["stack"] = partial(torch.baddbmm, biases, xs, kns)
+            ns = {name: _time_ns(call) for name, call in calls.items()}
+            if "stack" in ns:
+                ns["stack"] //= STACK_MEMBERS
+        table[str(rows)] = ns
+    return table
+
+
+def _call_packed(
+    name: str, x: torch.Tensor, form: torch.Tensor, nk: torch.Tensor, bias: torch.Tensor | None
+) -> Any:
+    if name == "mkl":
+        return torch.ops.mkl._mkl_linear.default(x, form, nk, bias, x.shape[0])
+    return torch.ops.mkldnn._linear_pointwise.default(x, form, bias, "none", [], "")
+
+
+def _time_ns(call: Callable[[], object]) -> int:
+    """The least of as many runs as `POINT_NS` allows, at least two after one to warm up."""
+    call()
+    end_ns, best, runs = time.perf_counter_ns() + POINT_NS, 1 << 62, 0
+    while runs < 2 or (runs < 50 and time.perf_counter_ns() < end_ns):
+        start_ns = time.perf_counter_ns()
+        call()
+        best, runs = min(best, time.perf_counter_ns() - start_ns), runs + 1
+    return best
+
+
+class Gemm:
+    """y = x @ w + b for weights in a store; one per `linear` op of a plan. x: (rows, K).
+
+    `layout` is that of the op: "nk" weights are (N, K), "kn" weights (K, N).
+    """
+
+    def __init__(
+        self,
+        store: WeightStore,
+        table: GemmTable,
+        k: int,
+        n: int,
+        layout: str,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._n = n
+        self._chosen = table.choose(k, n) if dtype is torch.float32 else (("kn", False),) * 5
+
+    def one(self, x: torch.Tensor, w: StoredWeight, b: StoredWeight | None) -> torch.Tensor:
+        """All rows with the same weights."""
+        rows = x.shape[0]
+        bias = None if b is None else b.plain
+        if rows:
+            name = self._chosen[min(4, rows.bit_length() // 2)][0]
+            if name != "kn":
+                form = w.forms.get(name)
+                if form is None:
+                    form = self._store.derive(w, name, self._layout, _PACKERS[name])
+                if form is not None:
+                    made: torch.Tensor = _call_packed(name, x, form, w.as_nk(self._layout), bias)
+                    return made
+        kn = w.as_kn(self._layout)
+        return torch.mm(x, kn) if bias is None else torch.addmm(bias, x, kn)
+
+    def each(self, x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+        """Consecutive rows of x, each part with its own weights and bias."""
+        rows = parts[0][2]
+        if self._chosen[min(4, rows.bit_length() // 2)][1]:
+            stacked = self._stacked(x, parts, rows)
+            if stacked is not None:
+                return stacked
+        out, stop = x.new_empty((x.shape[0], self._n)), 0
+        for w, b, rows in parts:
+            start, stop = stop, stop + rows
+            part, kn, into = x[start:stop], w.as_kn(self._layout), out[start:stop]
+            if b is None:
+                torch.mm(part, kn, out=into)
+            else:
+                torch.addmm(b.plain, part, kn, out=into)
+        return out
+
+    def _stacked(self, x: torch.Tensor, parts: Sequence[Part], rows: int) -> torch.Tensor | None:
+        if not rows or any(part[2] != rows for part in parts):
+            return None
+        kn = self._store.stack(tuple(part[0] for part in parts), self._layout)
+        if kn is None:
+            return None
+        xs = x.reshape(len(parts), rows, x.shape[1])
+        biases = tuple(part[1] for part in parts if part[1] is not None)
+        if not biases:
+            return torch.bmm(xs, kn).view(x.shape[0], self._n)
+        bias = self._store.stack(biases, "bias")
+        return None if bias is None else torch.baddbmm(bias, xs, kn).view(x.shape[0], self._n)
