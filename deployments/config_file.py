@@ -152,7 +152,7 @@ def _one_line(error: ValidationError, where: str) -> str:
     path = ".".join(filter(None, (where, *map(str, first["loc"]))))
     sentence = _SENTENCES.get(first["type"], first["msg"].removeprefix("Value error, "))
     if first["type"].endswith(("_type", "_parsing", "_error")) and first["type"] != "value_error":
-        sentence += f", not {str(first['input'])[:60]!r}"
+        sentence += f", not {repr(first['input'])[:60]}"
     # A check of the whole application names the path below it itself.
     glue = "." if first["type"] == "value_error" and path == where else ": "
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""

@@ -69,7 +69,8 @@ def from_json(
         raise malformed(f"{path}: a list nested {rank} deep is needed, not {depth}")
     dtype = NUMPY_DTYPES[port.dtype]
     try:
-        array = np.array(_decoder(_SCALARS[dtype.kind], depth).decode(data), dtype)
+        with np.errstate(over="ignore"):
+            array = np.array(_decoder(_SCALARS[dtype.kind], depth).decode(data), dtype)
     except DECODE_ERRORS as error:
         raise explain(error, path) from None
     except OverflowError:
@@ -131,13 +132,14 @@ def conform(info: TenantInfo, arrays: Mapping[str, Any]) -> dict[str, np.ndarray
     for name, value in arrays.items():
         array = np.asarray(value)
         dtype = dtypes.get(name, array.dtype)
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
+        integers = array.dtype.kind in "iu" and dtype.kind in "iu"
+        if not integers and not np.can_cast(array.dtype, dtype, "same_kind"):
             raise HttpError(
                 "handler_failed", f"inputs.{name}: the handler gave {array.dtype}, not {dtype}"
             )
         with np.errstate(over="ignore"):
             cast = np.ascontiguousarray(array, dtype)
-        if dtype.kind in "iu" and cast is not array and (cast != array).any():
+        if integers and (cast != array).any():
             raise malformed(f"inputs.{name}: a value is out of range for {dtype}")
         result[name] = cast
     return result

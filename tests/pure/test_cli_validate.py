@@ -1,0 +1,235 @@
+"""`coissue validate` and `status`: one line for whatever is wrong, with the path of the key."""
+
+from __future__ import annotations
+
+import copy
+import http.server
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from coissue.deployments.cli.main import app
+from coissue.deployments.config_file import IMPORT_PATH, ConfigError, load_app_config
+
+RUNNER = CliRunner()
+ARGS = "applications.0.args"
+CONFIG = {
+    "proxy_location": "HeadOnly",
+    "http_options": {"host": "127.0.0.1", "port": 8000},
+    "logging_config": {"enable_access_log": False},
+    "applications": [
+        {
+            "name": "coissue",
+            "route_prefix": "/",
+            "import_path": IMPORT_PATH,
+            "args": {
+                "slo_classes": {"fast": {"deadline_ms": 50}},
+                "tenants": [
+                    {"name": "a", "model": {"factory": "m:f"}, "slo": "fast"},
+                    {"name": "b", "model": {"program": "b.pt2"}, "slo": "fast"},
+                ],
+            },
+        }
+    ],
+}
+
+
+def validate(tmp_path, text):
+    path = tmp_path / "serve.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    result = RUNNER.invoke(app, ["validate", str(path)])
+    lines = result.output.strip().splitlines()
+    assert len(lines) == 1, result.output
+    return result.exit_code, lines[0].removeprefix(f"{path}: ")
+
+
+def changed(path, value):
+    """The config with one key set, or removed when `value` is `...`."""
+    config = copy.deepcopy(CONFIG)
+    *parents, last = path.split(".")
+    at = config
+    for key in parents:
+        at = at[int(key)] if isinstance(at, list) else at[key]
+    last = int(last) if isinstance(at, list) else last
+    if value is ...:
+        del at[last]
+    else:
+        at[last] = value
+    return yaml.safe_dump(config)
+
+
+def test_good_config(tmp_path):
+    assert validate(tmp_path, yaml.safe_dump(CONFIG)) == (0, "ok: 2 tenants")
+
+
+def test_other_applications_are_let_be(tmp_path):
+    config = copy.deepcopy(CONFIG)
+    config["applications"].insert(
+        0, {"name": "own", "import_path": "team.app:app", "route_prefix": "/own"}
+    )
+    config["applications"][1]["args"]["tenants"][1]["slo"] = "x"
+    code, line = validate(tmp_path, yaml.safe_dump(config))
+    assert (code, line[:36]) == (1, "applications.1.args.tenants.1.slo: n")
+
+
+T1 = f"{ARGS}.tenants.1"
+BAD = [
+    (
+        f"{ARGS}.tenants.1.slo",
+        "slow",
+        f"{T1}.slo: no class 'slow' in slo_classes (there are: fast)",
+    ),
+    (f"{ARGS}.tenants.1.name", "a", f"{T1}.name: 'a' is there twice"),
+    (f"{ARGS}.tenants.1.name", "A b", f"{T1}.name: 'A b' is not a tenant name"),
+    (f"{ARGS}.tenants.1.nmae", "x", f"{T1}.nmae: unknown key"),
+    (f"{ARGS}.tenants.1.slo", ..., f"{T1}.slo: missing"),
+    (f"{ARGS}.tenants.1.share", "lots", f"{T1}.share: Input should be a valid number"),
+    (f"{ARGS}.tenants.1.share", 0, f"{T1}.share: Input should be greater than 0"),
+    (f"{ARGS}.tenants.1.model", {}, f"{T1}.model: exactly one of factory, program, checkpoint"),
+    (f"{ARGS}.tenants.1.model.x", 1, f"{T1}.model.x: unknown key"),
+    (f"{ARGS}.tenants.1.limits", {"rows": 0}, f"{T1}.limits.rows: Input should be greater"),
+    (f"{ARGS}.tenants.1.handler", {"use": "txt"}, f"{T1}.handler.use: no handler 'txt'"),
+    (f"{ARGS}.tenants.1.handler", {"use": "text"}, f"{T1}.handler.kwargs: missing a required"),
+    (f"{ARGS}.tenants.1.handler", {"use": "a:B"}, f"{T1}: handler.use 'a:B' is the tenant's own"),
+    (f"{ARGS}.tenants", [], f"{ARGS}.tenants: Tuple should have at least 1 item"),
+    (f"{ARGS}.tenants", ..., f"{ARGS}.tenants: missing"),
+    (f"{ARGS}.slo_classes.fast.deadline_ms", "soon", f"{ARGS}.slo_classes.fast.deadline_ms: "),
+    (f"{ARGS}.scheduler", {"policy": "fifo"}, f"{ARGS}.scheduler.policy: Input should be"),
+    (f"{ARGS}.scheduler", {"tcp_port": 1}, f"{ARGS}.scheduler: tcp_port needs secret_file"),
+    (ARGS, 3, f"{ARGS}: Input should be a valid dictionary, not 3"),
+    ("applications", [], "applications: List should have at least 1 item"),
+    ("applications", ..., "applications: missing"),
+    ("applications.0.import_path", "x:y", f"applications: none with import_path {IMPORT_PATH}"),
+    ("applications.0.route_prefx", "/", "applications.0.route_prefx: unknown key"),
+    ("applications.0.host", "h", "applications.0.host: unknown key"),
+    ("applications.0.deployments", [{"nam": 1}], "applications.0.deployments.0.nam: unknown key"),
+    ("http_options.prot", 1, "http_options.prot: unknown key"),
+    ("http_options.port", "high", "http_options.port: Input should be a valid integer, not 'high'"),
+    ("http_options.port", 70_000, "http_options.port: Input should be less than or equal to 65535"),
+    ("logging_config.access_log", 1, "logging_config.access_log: unknown key"),
+    ("proxy_location", "Here", "proxy_location: Input should be 'Disabled', 'HeadOnly' or"),
+    ("aplications", [], "aplications: unknown key"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "line"), BAD, ids=[f"{p}={v}" for p, v, _ in BAD])
+def test_bad_configs_name_the_key(tmp_path, path, value, line):
+    code, said = validate(tmp_path, changed(path, value))
+    assert code == 1
+    assert said.startswith(line)
+
+
+def test_several_errors_are_counted(tmp_path):
+    config = copy.deepcopy(CONFIG)
+    config["applications"][0]["args"]["tenants"][0] = {}
+    assert validate(tmp_path, yaml.safe_dump(config))[1].endswith("(and 2 more)")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "applications: missing"),
+        ("[]", "applications: missing"),
+        ("a: [1", "line 1, column 6: "),
+        ("a: b\n c: d\n", "line 2, column 3: mapping values are not allowed here"),
+        ("a: 1\nb: 2\na: 3\n", "line 3, column 1: key 'a' is there twice"),
+        ("a: !!python/object/apply:os.getcwd []", "line 1, column 4: could not determine"),
+        ("\tx: 1", "line 1, column 1: "),
+        (b"a: \xff", "not UTF-8"),
+        (b"a: \x00", "not valid YAML: "),
+        ("[" * 5000, "not valid YAML: "),
+    ],
+)
+def test_text_that_is_no_config(tmp_path, text, line):
+    code, said = validate(tmp_path, text)
+    assert code == 1
+    assert said.startswith(line)
+
+
+def test_missing_file(tmp_path):
+    result = RUNNER.invoke(app, ["validate", str(tmp_path / "none.yaml")])
+    assert result.exit_code == 1
+    assert result.output == f"{tmp_path / 'none.yaml'}: No such file or directory\n"
+
+
+def test_load_app_config_gives_both(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(CONFIG))
+    config, settings = load_app_config(path)
+    assert config == CONFIG
+    assert [tenant.name for tenant in settings.tenants] == ["a", "b"]
+    path.write_text("x: 1")
+    with pytest.raises(ConfigError, match=r"serve\.yaml: "):
+        load_app_config(path)
+
+
+def test_validate_loads_neither_ray_nor_torch(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(CONFIG))
+    code = (
+        "import sys; from coissue.deployments.cli.main import app; "
+        f"app(['validate', {str(path)!r}], standalone_mode=False); "
+        "print(sorted({'ray', 'torch', 'tokenizers'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["ok: 2 tenants", "[]"]
+
+
+# --- status -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def serve():
+    """Serves one answer on a free port of 127.0.0.1: `serve(status, body) -> url`."""
+    servers = []
+
+    def start(status, body):
+        class Answer(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        servers.append((server, thread))
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server, thread in servers:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_status_table(serve):
+    tenant = {"name": "a", "version": 2, "state": "failed", "reason": "too [big]", "slo_class": "s"}
+    url = serve(200, json.dumps({"tenants": [tenant], "scheduler": {}}).encode())
+    result = RUNNER.invoke(app, ["status", "--url", url])
+    assert result.exit_code == 0
+    assert "too [big]" in result.output
+    assert "failed" in result.output
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "line"),
+    [
+        (503, b"{}", "no status: HTTP 503"),
+        (200, b"<html>", "no status: Expecting value"),
+        (200, b"[]", "no status: this is not coissue"),
+        (200, b'{"tenants": [], "scheduler": {"error": "gone"}}', "scheduler: gone"),
+    ],
+)
+def test_status_errors_are_one_line(serve, status, body, line):
+    result = RUNNER.invoke(app, ["status", "--url", serve(status, body)])
+    assert result.exit_code == 1
+    assert line in result.output.splitlines()[-1]

@@ -1,0 +1,251 @@
+"""Handlers: what they make of payloads and outputs; their faults stay with their tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import types
+
+import numpy as np
+import pytest
+from http_fakes import Server
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from coissue.deployments.handlers import Classes, Text, classify, load_handler, load_handlers
+from coissue.deployments.http.errors import HttpError
+from coissue.deployments.settings import HandlerSettings, TenantSettings
+
+VOCABULARY = {"[PAD]": 0, "[UNK]": 1, "good": 2, "bad": 3, "day": 4}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """The path of a tokenizer.json that, like many, asks for a fixed padded length."""
+    words = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.enable_padding(length=128, pad_id=0, pad_token="[PAD]")
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    words.save(str(path))
+    return str(path)
+
+
+def run(awaitable):
+    return asyncio.run(awaitable)
+
+
+def refuse(awaitable, reason="malformed"):
+    with pytest.raises(HttpError) as caught:
+        run(awaitable)
+    assert caught.value.reason == reason
+    return str(caught.value)
+
+
+def test_text_becomes_ids_and_mask_as_long_as_the_longest(tokenizer):
+    handler = Text(tokenizer)
+    arrays = run(handler.preprocess({"texts": ["good", "a bad day"]}))
+    assert arrays["input_ids"].tolist() == [[2, 0, 0], [1, 3, 4]]
+    assert arrays["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert {array.dtype for array in arrays.values()} == {np.dtype(np.int64)}
+    assert run(handler.preprocess({"text": "good"}))["input_ids"].tolist() == [[2]]
+
+
+def test_text_is_cut_at_max_tokens(tokenizer):
+    arrays = run(Text(tokenizer, max_tokens=2).preprocess({"text": "good bad day"}))
+    assert arrays["input_ids"].tolist() == [[2, 3]]
+
+
+def test_text_inputs_can_be_renamed_and_left_out(tokenizer):
+    names = {"ids": "words", "mask": None, "types": "kinds"}
+    arrays = run(Text(tokenizer, inputs=names).preprocess({"text": "good"}))
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "words": [[2]],
+        "kinds": [[0]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("payload", "sentence"),
+    [
+        ([], 'body: either {"text"'),
+        ({}, 'body: either {"text"'),
+        ({"text": "a", "texts": ["b"]}, 'body: either {"text"'),
+        ({"texts": []}, "texts: a list of at least one string"),
+        ({"texts": "good"}, "texts: a list of at least one string"),
+        ({"texts": ["a", 1]}, "texts: only strings are texts"),
+        ({"text": None}, "text: only strings are texts"),
+    ],
+)
+def test_bad_texts(tokenizer, payload, sentence):
+    assert refuse(Text(tokenizer).preprocess(payload)).startswith(sentence)
+
+
+def test_long_texts_are_too_large(tokenizer):
+    handler = Text(tokenizer, max_chars=10)
+    assert "longer than 10 characters" in refuse(
+        handler.preprocess({"texts": ["123456", "123456"]}), "too_large"
+    )
+
+
+def test_text_answers(tokenizer):
+    handler = Text(tokenizer, labels=["up", "down"])
+    outputs = {"logits": np.array([[0, 0], [0, np.log(3)]], np.float32)}
+    even = {"label": "up", "scores": {"up": 0.5, "down": 0.5}}
+    odd = {"label": "down", "scores": {"up": 0.25, "down": 0.75}}
+    assert run(handler.postprocess(outputs, {"texts": ["", ""]})) == {"results": [even, odd]}
+    first = {"logits": outputs["logits"][:1]}
+    assert run(handler.postprocess(first, {"text": ""})) == even
+
+
+def test_text_without_labels_answers_the_output(tokenizer):
+    answer = run(Text(tokenizer).postprocess({"y": np.array([[1, 2]])}, {"text": ""}))
+    assert answer["outputs"].tolist() == [1, 2]
+
+
+def test_text_through_http(tokenizer):
+    server = Server(
+        handlers={"m": Text(tokenizer, labels=["a", "b", "c", "d"], inputs={"ids": "x"})}
+    )
+    reply = server.post("/tenants/m", {"text": "good bad day day"})
+    # The model knows nothing of a mask: the sentence says so.
+    assert (reply.status, reply.error) == (
+        400,
+        "input 'attention_mask' is unknown, allowed: 'x'",
+    )
+
+
+def test_classes():
+    handler = Classes(labels=["no", "yes"])
+    arrays = run(handler.preprocess({"inputs": {"x": [[1, 2]]}}))
+    assert arrays["x"].tolist() == [[1, 2]]
+    answer = run(handler.postprocess({"y": np.array([[0.0, 0.0], [-1e30, 5]])}, {}))
+    assert answer == {
+        "labels": ["no", "yes"],
+        "probabilities": [{"no": 0.5, "yes": 0.5}, {"no": 0.0, "yes": 1.0}],
+    }
+
+
+def test_classes_with_the_name_of_the_input():
+    arrays = run(Classes(labels=["a"], input="x").preprocess({"inputs": [[1]]}))
+    assert list(arrays) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "sentence"),
+    [
+        ([], "body: "),
+        ({"inputs": 3}, "body: "),
+        ({"inputs": {"x": [[1], [1, 2]]}}, "inputs.x: lists of different lengths"),
+        ({"inputs": {"x": ["a"]}}, "inputs.x: only numbers"),
+        ({"inputs": {"x": None}}, "inputs.x: only numbers"),
+        ({"inputs": {"x": {"a": 1}}}, "inputs.x: only numbers"),
+        ({"inputs": {"x": [2**70]}}, "inputs.x: "),
+    ],
+)
+def test_bad_class_payloads(payload, sentence):
+    assert refuse(Classes(labels=["a"]).preprocess(payload)).startswith(sentence)
+
+
+def test_labels_that_do_not_fit_the_model():
+    with pytest.raises(HttpError, match=r"the model gives \[1, 3\], handler.labels 2") as caught:
+        classify(np.zeros((1, 3)), ["a", "b"])
+    assert caught.value.status == 500
+
+
+def test_unknown_output():
+    handler = Classes(labels=["a"], output="z")
+    assert "no 'z', there are: y" in refuse(handler.postprocess({"y": 1}, {}), "handler_failed")
+
+
+# --- a tenant's own class -----------------------------------------------------------------------
+
+
+class Team:
+    def __init__(self, factor=1):
+        self.factor = factor
+
+    def preprocess(self, payload):
+        if payload == "client's fault":
+            raise ValueError("x: must not be negative")
+        if payload == "our fault":
+            raise KeyError("secret")
+        if payload == "nonsense":
+            return [1]
+        return {"x": np.full((1, 4), self.factor, np.float32)}
+
+    async def postprocess(self, outputs):
+        if outputs["y"][0, 0] == 13:
+            raise ValueError("secret")
+        return {"first": outputs["y"][0, 0]}
+
+
+@pytest.fixture
+def team(monkeypatch):
+    module = types.ModuleType("team_code")
+    module.Team = Team
+    module.Half = type("Half", (), {"preprocess": lambda self, payload: {}})
+    monkeypatch.setitem(sys.modules, "team_code", module)
+
+
+def own(use="team_code:Team", **kwargs):
+    return load_handler(HandlerSettings(use=use, kwargs=kwargs))
+
+
+def test_own_handler_sync_and_async(team):
+    server = Server(handlers={"m": own(factor=3)})
+    assert server.post("/tenants/m", {}).json == {"first": 3.0}
+
+
+def test_own_handler_faults(team, caplog):
+    server = Server(handlers={"m": own(), "two": own(factor=13)})
+    reply = server.post("/tenants/m", "client's fault")
+    assert (reply.status, reply.error) == (400, "x: must not be negative")
+    reply = server.post("/tenants/m", "our fault")
+    assert (reply.status, reply.error) == (
+        500,
+        "handler team_code:Team failed in preprocess: KeyError",
+    )
+    assert "secret" in caplog.text
+    assert server.post("/tenants/m", "nonsense").status == 500
+    server = Server(handlers={"m": own(factor=13)})
+    reply = server.post("/tenants/m", {})
+    assert (reply.status, reply.error) == (
+        500,
+        "handler team_code:Team failed in postprocess: ValueError",
+    )
+    assert Server().post("/tenants/m", {"inputs": {"x": [[1, 2, 3, 4]]}}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("use", "kwargs", "sentence"),
+    [
+        ("nothing", {}, "handler.use: no handler 'nothing', there are: classes, text, or pkg.mod"),
+        ("text", {}, "handler.kwargs: missing a required argument: 'tokenizer'"),
+        ("text", {"tokenizer": "/none"}, "handler text cannot be loaded: no tokenizer file"),
+        ("classes", {"labels": [], "x": 1}, "handler.kwargs: got an unexpected keyword argument"),
+        ("no_such_module:X", {}, "handler no_such_module:X cannot be loaded: No module named"),
+        ("team_code:X", {}, "handler team_code:X cannot be loaded: module 'team_code' has no"),
+        ("team_code:Team", {"q": 1}, "handler team_code:Team cannot be loaded: "),
+        ("team_code:Half", {}, "handler team_code:Half cannot be loaded: team_code:Half has no"),
+    ],
+)
+def test_handlers_that_cannot_be_loaded_fail_their_tenant_alone(team, use, kwargs, sentence):
+    server = Server(handlers={"m": load_handler(HandlerSettings(use=use, kwargs=kwargs))})
+    reply = server.post("/tenants/m", {})
+    assert reply.status == 503
+    assert reply.error.startswith(sentence)
+    tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+    assert server.post("/v2/models/m/infer", {"inputs": [tensor]}).status == 200
+
+
+def test_load_handlers_takes_those_that_are_there():
+    model = {"factory": "a:b"}
+    tenants = [
+        TenantSettings(name="plain", model=model, slo="s"),
+        TenantSettings(
+            name="classes", model=model, slo="s",
+            handler={"use": "classes", "kwargs": {"labels": ["a"]}},
+        ),
+    ]  # fmt: skip
+    handlers = load_handlers(tenants)
+    assert list(handlers) == ["classes"]
+    assert isinstance(handlers["classes"], Classes)

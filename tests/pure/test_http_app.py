@@ -1,0 +1,517 @@
+"""The ASGI application, driven in-process: every route, every error, every way to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import zlib
+
+import numpy as np
+import pytest
+from http_fakes import FakeClient, Server, drive
+
+from coissue.deployments.channel.checking import InferError
+from coissue.deployments.http.app import HttpApp, HttpSettings
+from coissue.deployments.http.errors import STATUS, HttpError
+
+INFER = "/v2/models/m/infer"
+GOOD = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+RAW = {"content-type": "application/octet-stream"}
+FOUR = np.arange(4, dtype="<f4").tobytes()
+
+
+@pytest.fixture
+def server():
+    return Server()
+
+
+# --- routes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("/v2", {"name": "coissue"}),
+        ("/v2/", {"name": "coissue"}),
+        ("/v2/health/live", {"live": True, "ready": True}),
+        ("/v2/health/ready", {"live": True, "ready": True}),
+        ("/healthz", {"live": True}),
+        ("/readyz", {"ready": True}),
+        ("/v2/models/m", {"name": "m", "versions": ["1"]}),
+        ("/v2/models/m/versions/1", {"name": "m"}),
+        ("/v2/models/m/ready", {"name": "m", "ready": True}),
+        ("/v2/models/m/versions/1/ready", {"name": "m", "ready": True}),
+        ("/v2/models/m/config", {"name": "m", "max_batch_size": 8}),
+        ("/v2/models/m/versions/1/config", {"name": "m"}),
+    ],
+)
+def test_get_routes(server, path, part):
+    reply = server.get(path)
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+    assert part.items() <= reply.json.items()
+
+
+def test_binary_extension_is_advertised(server):
+    assert "binary_tensor_data" in server.get("/v2").json["extensions"]
+
+
+def test_models_are_listed(server):
+    assert server.get("/v2/models").json["models"] == list(server.client.directory)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/", "/nothing", "/v2/nothing", "/v2/models/m/nothing", "/v2/models/m/versions",
+        "/v2/models/m/versions/1/nothing", "/v2/models/m/other/1/ready", "/tenants", "/tenants/",
+        "/tenants/m/x", "/v2/models/m/versions/1/ready/x", "/v2/models//infer", "//",
+        "/v2/trace/setting", "/V2",
+    ],
+)  # fmt: skip
+def test_unknown_routes(server, path):
+    reply = server.get(path)
+    assert reply.status == 404
+    assert reply.error.startswith("no route")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", INFER, "POST"),
+        ("PUT", "/v2/models/m/versions/1/infer", "POST"),
+        ("GET", "/tenants/m", "POST"),
+        ("POST", "/v2", "GET"),
+        ("DELETE", "/v2/models/m", "GET"),
+        ("POST", "/status", "GET"),
+        ("POST", "/v2/health/live", "GET"),
+    ],
+)
+def test_wrong_verb(server, method, path, allowed):
+    reply = server.ask(method, path)
+    assert reply.status == 405
+    assert reply.error.endswith(f"use {allowed}")
+
+
+def test_head_is_a_get(server):
+    assert server.ask("HEAD", "/healthz").status == 200
+
+
+@pytest.mark.parametrize("path", ["/v2/models/zz", "/v2/models/zz/infer", "/tenants/zz"])
+def test_unknown_tenant(server, path):
+    method = "GET" if path.endswith("models/zz") else "POST"
+    reply = server.ask(method, path, b"{}")
+    assert (reply.status, reply.error) == (404, "no tenant 'zz'")
+
+
+def test_unknown_version(server):
+    reply = server.post("/v2/models/m/versions/7/infer", GOOD)
+    assert (reply.status, reply.error) == (404, "tenant 'm' has version 1, not '7'")
+    assert server.post("/v2/models/m/versions/1/infer", GOOD).status == 200
+
+
+def test_route_prefix_is_cut(server):
+    async def ask(path):
+        reply = {}
+
+        async def send(message):
+            reply.update(message)
+
+        scope = {"type": "http", "method": "GET", "path": path, "headers": [], "root_path": "/a"}
+        await server.app(scope, None, send)
+        return reply["body"]
+
+    assert b"coissue" in asyncio.run(ask("/a/v2"))
+    assert b"coissue" in asyncio.run(ask("/v2"))
+
+
+def test_only_own_tenants():
+    server = Server(tenants=frozenset({"two"}))
+    assert server.post("/tenants/m", b"{}").status == 404
+    assert server.get("/v2/models").json == {"models": ["two"]}
+
+
+# --- inference ----------------------------------------------------------------------------------
+
+
+def test_infer_json(server):
+    reply = server.post(INFER, {**GOOD, "id": "42", "parameters": {"timeout": 5, "priority": 2}})
+    assert reply.status == 200
+    assert reply.json == {
+        "model_name": "m",
+        "model_version": "1",
+        "id": "42",
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}],
+    }
+    ((name, _, budget_ns, priority),) = server.client.calls
+    assert (name, budget_ns, priority) == ("m", 5000, 2)
+
+
+def test_plain_json(server):
+    reply = server.post("/tenants/m", {"inputs": {"x": [[1, 2, 3, 4], [5, 6, 7, 8]]}})
+    assert reply.json == {"outputs": {"y": [[1, 2, 3, 4], [5, 6, 7, 8]]}}
+    assert server.client.calls[0][2:] == (None, 0)
+
+
+def test_plain_raw(server):
+    reply = server.post("/tenants/m", FOUR * 2, RAW)
+    assert (reply.status, reply.body) == (200, FOUR * 2)
+    assert reply.headers["x-shape"] == "2,4"
+
+
+def test_plain_raw_needs_one_input_and_whole_rows(server):
+    assert "whole number of rows" in server.post("/tenants/m", FOUR[:-1], RAW).error
+    assert "one input" in server.post("/tenants/two", FOUR, RAW).error
+    assert server.post("/tenants/m", b"", RAW).error == "rows: 0, allowed: 1 to 8"
+    assert server.post("/tenants/half", FOUR, RAW).body == FOUR
+
+
+def test_short_floats_have_no_plain_json(server):
+    reply = server.post("/tenants/half", {"inputs": {"x": [[1, 2]]}})
+    assert (reply.status, reply.error[:32]) == (400, "outputs.y: FP16 has no JSON form")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        (b"{}", 400, "body: object missing required field `inputs`"),
+        (b'{"inputs": []}', 400, "inputs: expected `object`, got `array`"),
+        ({"inputs": {}}, 400, "input 'x' is missing"),
+        ({"inputs": {"q": [[1]]}}, 400, "inputs: 'q' is no input, there are: x"),
+        ({"inputs": {"x": [1, 2, 3, 4]}}, 400, "inputs.x: a list nested 2 deep is needed, not 1"),
+        ({"inputs": {"x": [[1, 2]]}}, 400, "input 'x': shape [1, 2], allowed: [R, 4]"),
+        ({"inputs": {"x": [[1, 2], [3]]}}, 400, "inputs.x: lists of different lengths"),
+        ({"inputs": {"x": [[1, 2, 3, "a"]]}}, 400, "inputs.x[0][3]: expected `float`, got `str`"),
+        ({"inputs": {"x": [[0] * 4] * 9}}, 400, "inputs.x: 36 values, the tenant's limits allow"),
+    ],
+)
+def test_bad_plain_json(server, body, status, sentence):
+    reply = server.post("/tenants/m", body)
+    assert reply.status == status
+    assert reply.error.startswith(sentence)
+
+
+def test_missing_input_and_wrong_rank_over_oip(server):
+    one = {"name": "a", "shape": [1, 2], "datatype": "INT64", "data": [1, 2]}
+    reply = server.post("/v2/models/two/infer", {"inputs": [one]})
+    assert (reply.status, reply.error) == (400, "input 'b' is missing")
+    flat = {"name": "x", "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+    assert "allowed: [R, 4]" in server.post(INFER, {"inputs": [flat]}).error
+
+
+def test_too_many_rows_is_413(server):
+    assert server.post("/tenants/m", FOUR * 9, RAW).status == 413
+
+
+@pytest.mark.parametrize("value", ["nan", "-1", "0", "inf", "x", "", "1e300"])
+def test_bad_slo_header(server, value):
+    reply = server.post(INFER, GOOD, {"x-slo-ms": value})
+    assert (reply.status, reply.error[:16]) == (400, "header x-slo-ms:")
+
+
+def test_slo_header_is_the_budget_unless_the_body_has_one(server):
+    server.post(INFER, GOOD, {"x-slo-ms": "2.5"})
+    server.post(INFER, {**GOOD, "parameters": {"timeout": 7}}, {"x-slo-ms": "2.5"})
+    server.post("/tenants/m", FOUR, {**RAW, "x-slo-ms": "1"})
+    assert [call[2] for call in server.client.calls] == [2_500_000, 7000, 1_000_000]
+
+
+# --- the body -----------------------------------------------------------------------------------
+
+
+def test_body_in_pieces(server):
+    body = json.dumps(GOOD).encode()
+    assert server.post(INFER, chunks=[body[:10], b"", body[10:30], body[30:]]).status == 200
+
+
+def test_claimed_length_is_refused_before_reading(server):
+    async def ask():
+        async def receive():
+            pytest.fail("the body was read")
+
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {
+            "type": "http", "method": "POST", "path": INFER, "root_path": "",
+            "headers": [(b"content-length", b"1073741824")],
+        }  # fmt: skip
+        await server.app(scope, receive, send)
+        return sent[0]
+
+    start = asyncio.run(ask())
+    assert start["status"] == 413
+    assert (b"connection", b"close") in start["headers"]
+
+
+@pytest.mark.parametrize("length", ["-1", "1e3", "9" * 30, "abc"])
+def test_nonsense_length(server, length):
+    assert server.post(INFER, GOOD, {"content-length": length}).status == 413
+
+
+def test_limit_holds_when_the_length_lies():
+    server = Server(body_bytes=100)
+    pieces = [b" " * 60] * 50
+    reply = server.post(INFER, chunks=pieces, headers={"content-length": "10"})
+    assert (reply.status, reply.error) == (413, "body: larger than 100 bytes")
+    assert server.post(INFER, b" " * 100).status == 400
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes)]
+)
+def test_compressed_body(server, encoding, pack):
+    packed = pack(json.dumps(GOOD).encode())
+    assert server.post(INFER, packed, {"content-encoding": encoding}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status", "sentence"),
+    [
+        ("gzip", b"hello", 400, "body: not valid gzip"),
+        ("deflate", gzip.compress(b"{}"), 400, "body: not valid deflate"),
+        ("gzip", gzip.compress(b"{}")[:-4], 400, "body: the gzip data are truncated"),
+        ("gzip", gzip.compress(b"{}") + b"x", 400, "body: the gzip data are truncated or"),
+        ("gzip", b"", 400, "body: the gzip data are truncated"),
+        ("br", b"x", 400, "header Content-Encoding: 'br' is not gzip or deflate"),
+        ("gzip", gzip.compress(bytes(10_000_000)), 413, "body: larger than 1000000 bytes"),
+    ],
+)
+def test_bad_compression(encoding, body, status, sentence):
+    reply = Server(body_bytes=1_000_000).post(INFER, body, {"content-encoding": encoding})
+    assert reply.status == status
+    assert reply.error.startswith(sentence)
+
+
+# --- what the scheduler answers -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("reason", "status"), STATUS.items())
+def test_every_reason_is_answered_by_the_table(server, reason, status):
+    server.client.error = InferError(reason, "a sentence", 1_500_000_000)
+    reply = server.post(INFER, GOOD)
+    assert (reply.status, reply.error) == (status, "a sentence")
+    assert reply.headers.get("retry-after") == ("2" if status in (429, 503) else None)
+    assert server.app.counts == {reason: 1}
+
+
+def test_retry_after_is_never_zero():
+    _, headers, _ = HttpError("window_full", "full").answer()
+    assert (b"retry-after", b"1") in headers
+
+
+def test_unexpected_exception_is_hidden_and_logged(server, caplog):
+    server.client.error = RuntimeError("secret detail")
+    reply = server.post(INFER, GOOD)
+    assert (reply.status, reply.error) == (500, "internal error")
+    assert "secret detail" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "state"), [("waiting", "loading"), ("broken", "failed")])
+def test_tenants_that_are_not_ready(server, name, state):
+    for method, path in (
+        ("POST", f"/v2/models/{name}/infer"),
+        ("POST", f"/tenants/{name}"),
+        ("GET", f"/v2/models/{name}/ready"),
+    ):
+        reply = server.ask(method, path, b"{}")
+        assert reply.status == 503
+        assert reply.error.startswith(f"tenant '{name}' is {state}: ")
+
+
+def test_without_scheduler():
+    app = HttpApp(lambda: None, HttpSettings())
+
+    def ask(method, path):
+        return asyncio.run(drive(app, method, path, b"{}"))
+
+    assert ask("GET", "/healthz").json == {"live": True, "ready": False}
+    for method, path in (("GET", "/readyz"), ("POST", INFER), ("GET", "/metrics")):
+        reply = ask(method, path)
+        assert reply.status == 503
+        assert reply.error
+    status = ask("GET", "/status")
+    assert (status.status, status.json["tenants"]) == (200, [])
+
+
+def test_ready_means_connected_and_one_tenant(server):
+    server.client.is_connected = False
+    assert server.get("/v2/health/ready").status == 503
+    server.client.is_connected = True
+    server.client.directory = {"broken": server.client.directory["broken"]}
+    assert server.get("/v2/health/ready").status == 503
+    assert server.get("/v2/health/live").status == 200
+
+
+# --- clients that leave -------------------------------------------------------------------------
+
+
+def test_client_gone_withdraws_the_request(server):
+    server.client.stuck = True
+    reply = server.post(INFER, GOOD, then=["http.disconnect"])
+    assert reply.status == 499
+    assert server.client.cancelled == 1
+    assert server.app.counts == {"client_gone": 1}
+
+
+def test_client_gone_while_sending(server):
+    app = server.app
+
+    async def ask():
+        messages = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+        async def receive():
+            return messages.pop() if messages else {"type": "http.disconnect"}
+
+        async def send(message):
+            pass
+
+        scope = {"type": "http", "method": "POST", "path": INFER, "headers": [], "root_path": ""}
+        await app(scope, receive, send)
+
+    asyncio.run(ask())
+    assert app.counts == {"client_gone": 1}
+    assert server.client.calls == []
+
+
+def test_cancelling_from_outside_passes_through(server):
+    """Serve cancels the task of a request: it must end cancelled, and withdraw its work."""
+    server.client.stuck = True
+
+    async def ask():
+        task = asyncio.create_task(drive(server.app, "POST", INFER, json.dumps(GOOD).encode()))
+        while not server.client.calls:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(ask())
+    assert server.client.cancelled == 1
+
+
+def test_watching_leaves_no_task(server):
+    async def ask():
+        client = server.client
+        slow = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.02, slow.set)
+        answer = client.infer
+
+        async def infer(*args):
+            await slow.wait()
+            return await answer(*args)
+
+        client.infer = infer
+        reply = await drive(server.app, "POST", INFER, json.dumps(GOOD).encode())
+        await asyncio.sleep(0)
+        return reply, asyncio.all_tasks() - {asyncio.current_task()}
+
+    reply, left = asyncio.run(ask())
+    assert (reply.status, left) == (200, set())
+
+
+# --- handlers -----------------------------------------------------------------------------------
+
+
+class Doubles:
+    """A handler of the application's own protocol."""
+
+    async def preprocess(self, payload):
+        return {"x": np.array([payload["row"]], np.float64)}
+
+    async def postprocess(self, outputs, payload):
+        return {"sum": outputs["y"].sum(), "asked": payload["row"]}
+
+
+def test_handler_serves_the_plain_route_only():
+    server = Server(handlers={"m": Doubles()})
+    assert server.post("/tenants/m", {"row": [1, 2, 3, 4]}).json == {
+        "sum": 10.0,
+        "asked": [1, 2, 3, 4],
+    }
+    assert server.client.calls[0][1]["x"].dtype == np.float32
+    assert server.post(INFER, GOOD).json["outputs"][0]["data"] == [1, 2, 3, 4]
+    assert server.post("/tenants/m", FOUR, RAW).body == FOUR
+    assert server.post("/tenants/m", b"[" * 10_000).error == "body: nested too deeply"
+    assert server.post("/tenants/m", b"nope").error.startswith("body: not valid JSON")
+
+
+def test_handler_answers_that_are_not_json():
+    class Odd(Doubles):
+        async def postprocess(self, outputs, payload):
+            return {"a": object()}
+
+    reply = Server(handlers={"m": Odd()}).post("/tenants/m", {"row": [1, 2, 3, 4]})
+    assert reply.status == 500
+    assert reply.error == "the handler's answer is not JSON: a value of type object"
+
+
+def test_handler_arrays_are_cast_only_when_harmless():
+    class Odd(Doubles):
+        async def preprocess(self, payload):
+            return {"x": np.array(payload["row"])}
+
+    def post(tenant, row):
+        return Server(handlers={tenant: Odd()}).post(f"/tenants/{tenant}", {"row": row})
+
+    assert "the handler gave <U1, not float32" in post("m", [["a"] * 4]).error
+    assert "the handler gave float64, not uint8" in post("bytes", [[0.5, 1, 2]]).error
+    reply = post("bytes", [[1, 2, 256]])
+    assert (reply.status, reply.error) == (400, "inputs.x: a value is out of range for uint8")
+
+
+# --- status, metrics, life cycle ----------------------------------------------------------------
+
+
+def test_status_as_data(server):
+    server.post(INFER, GOOD)
+    status = server.get("/status").json
+    (broken,) = [tenant for tenant in status["tenants"] if tenant["name"] == "broken"]
+    assert (broken["state"], broken["slo_class"], broken["deadline_ms"]) == ("failed", "fast", 100)
+    assert status["scheduler"] == {"policy": "space_time"}
+    assert status["replica_answers"] == {"ok": 1}
+
+
+def test_status_page_escapes_everything(server):
+    server.client.told["status"] = b'{"<i>": ["<script>alert(1)</script>", {"a": 0.5}]}'
+    reply = server.get("/status", {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    page = reply.body.decode()
+    assert "&lt;b&gt;numbers&lt;/b&gt;" in page
+    assert "<script" not in page
+    assert "<i>" not in page
+
+
+@pytest.mark.parametrize("accept", ["", "*/*", "application/json", "application/json, text/html"])
+def test_status_is_data_unless_html_is_preferred(server, accept):
+    assert server.get("/status", {"accept": accept}).headers["content-type"] == "application/json"
+
+
+def test_metrics_come_from_the_scheduler(server):
+    reply = server.get("/metrics")
+    assert reply.body == b"coissue_x 1\n"
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_lifespan_and_websocket():
+    app = HttpApp(FakeClient, HttpSettings())
+
+    async def play(kind, messages):
+        sent = []
+
+        async def receive():
+            return {"type": messages.pop(0)}
+
+        async def send(message):
+            sent.append(message["type"])
+
+        await app({"type": kind}, receive, send)
+        return sent
+
+    assert asyncio.run(play("lifespan", ["lifespan.startup", "lifespan.shutdown"])) == [
+        "lifespan.startup.complete",
+        "lifespan.shutdown.complete",
+    ]
+    assert asyncio.run(play("websocket", [])) == ["websocket.close"]
