@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from coissue.deployments.channel.arena import Arena, round_up, take_tensors
@@ -60,8 +61,7 @@ class ChannelRefused(Exception):
     """The scheduler does not want this client (wrong secret, other protocol version)."""
 
 
-@dataclass(frozen=True, slots=True)
-class InferResult:
+class InferResult(msgspec.Struct, frozen=True):
     outputs: dict[str, np.ndarray]
     queue_ns: int
     device_ns: int
@@ -114,19 +114,21 @@ class _Connection(Link):
                 self.arena.close_fd()
                 self.arena = self.arena if message.arena else None
         elif kind is Goodbye:
+            if message.is_refusal and not self.welcome.done():
+                self.welcome.set_exception(ChannelRefused(message.error))
             self.drop(message.error or "the scheduler said goodbye")
 
     def on_lost(self) -> None:
         if self.arena:
             self.arena.close_fd()
-        error = InferError(RESTARTING, f"scheduler lost: {self.error}", _RETRY_AFTER_NS)
         for entry in self.open.values():
             if not entry.future.done():
-                entry.future.set_exception(error)
+                entry.future.set_exception(
+                    InferError(RESTARTING, f"scheduler lost: {self.error}", _RETRY_AFTER_NS)
+                )
         self.open.clear()
         if not self.welcome.done():
-            self.welcome.set_exception(ChannelRefused(self.error))
-            self.welcome.exception()
+            self.welcome.set_exception(ConnectionError(self.error))
         self.lost.set_result(None)
 
     def ask(self, what: str) -> asyncio.Future[bytes]:
@@ -158,7 +160,7 @@ class _Connection(Link):
         if sum(sizes) + _HEADER_ROOM > self.limits.frame_bytes:
             _check_frame(sum(array.nbytes for array in body), self.limits.frame_bytes)
         number = self._enter(entry)
-        outputs = tuple(places[len(arrays) :])
+        outputs = tuple(places[len(arrays) :]) if entry.block >= 0 else ()
         self.send(
             Infer(number, info.name, info.version, tuple(refs), outputs, budget_ns, priority), body
         )
@@ -196,6 +198,8 @@ class _Connection(Link):
                 entry.future.set_result(bytes(body))
             else:
                 entry.future.set_result(self._result(entry, message, body))
+        except (InferError, ValueError) as error:  # not the server's answer to this request
+            entry.future.set_exception(InferError("internal", f"answer of the scheduler: {error}"))
         finally:
             if entry.block >= 0:
                 self.arena.release(entry.block)

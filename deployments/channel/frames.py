@@ -64,7 +64,6 @@ class ChannelLimits:
     frame_bytes: int = 128 << 20
     #: Header a server accepts; a client accepts 256 times as much (directories).
     header_bytes: int = 64 << 10
-    tensors: int = 64
     #: Largest arena a server maps, and the arena a client makes.
     arena_bytes_limit: int = 1 << 30
     arena_bytes: int = 128 << 20
@@ -155,9 +154,10 @@ class Ask(Message, tag=4):
 
 
 class Goodbye(Message, tag=5):
-    """Last frame of either side."""
+    """Last frame of either side. `is_refusal`: trying again with the same bytes is no use."""
 
     error: str = ""
+    is_refusal: bool = False
 
 
 class Welcome(Message, tag=6):
@@ -255,7 +255,10 @@ class FrameReader:
         chunk, have, start = self._chunk, self._have, 0
         while have - start >= PREFIX.size:
             size, header_size = PREFIX.unpack_from(chunk, start)
-            self._check(size, header_size)
+            if not PREFIX.size < PREFIX.size + header_size <= size <= self._frame_bytes or (
+                header_size > self._header_bytes
+            ):
+                raise self._refusal(size, header_size)
             if have - start < size:
                 break
             yield self._split(chunk[start : start + size], header_size, copy=True)
@@ -269,14 +272,13 @@ class FrameReader:
             chunk[: len(left)] = left
         self._have = len(left)
 
-    def _check(self, size: int, header_size: int) -> None:
+    def _refusal(self, size: int, header_size: int) -> FrameError:
         if not 0 < header_size <= self._header_bytes:
-            raise FrameError(f"header of {header_size} bytes, allowed: 1 to {self._header_bytes}")
-        if not PREFIX.size + header_size <= size <= self._frame_bytes:
-            raise FrameError(
-                f"frame of {size} bytes with a header of {header_size}, "
-                f"allowed: {PREFIX.size + header_size} to {self._frame_bytes}"
-            )
+            return FrameError(f"header of {header_size} bytes, allowed: 1 to {self._header_bytes}")
+        return FrameError(
+            f"frame of {size} bytes with a header of {header_size}, "
+            f"allowed: {PREFIX.size + header_size} to {self._frame_bytes}"
+        )
 
     def _split(
         self, frame: memoryview, header_size: int, *, copy: bool

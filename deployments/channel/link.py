@@ -78,12 +78,12 @@ class Link(asyncio.BufferedProtocol):
         else:
             self._transport.writelines(out)
 
-    def close(self, error: str = "") -> None:
+    def close(self, error: str = "", *, is_refusal: bool = False) -> None:
         """Says goodbye and ends the connection, whether or not the peer reads."""
         if self.closed:
             return
         self.error = self.error or error
-        self.send(Goodbye(error))
+        self.send(Goodbye(error, is_refusal))
         self.flush()
         if not self.closed:
             self.closed = True
@@ -120,7 +120,7 @@ class Link(asyncio.BufferedProtocol):
                     return
                 self.on_message(message, body)
         except FrameError as error:
-            self.close(str(error))
+            self.close(str(error), is_refusal=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True

@@ -1,344 +1,28 @@
-"""The scheduler's end of the channel: listens, checks every request, and passes it to a `Backend`.
+"""The scheduler's end of the channel: listens, tells all clients the directory, carries replies.
 
-Flow: frames -> check -> `Backend.submit` -> (the backend's threads) -> `reply` -> one wake-up of
-the loop per burst of replies -> frames. Trusts nobody: what a client sends is checked against the
-directory again, and a connection that breaks the protocol ends with a Goodbye that says why.
-
-Every submitted request gets exactly one reply, also after `cancel`; its input arrays stay valid
-until the backend drops them.
+A connection is a `session.Session`; requests go to the `Backend`. Replies come from any thread, and
+one wake-up of the loop carries all that came since the last.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import logging
 import os
 import socket
 import stat
-import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-import numpy as np
+from coissue.deployments.channel.frames import ChannelLimits, Directory, Endpoint, TenantInfo
+from coissue.deployments.channel.session import Answer, Backend, Session, SubmitRequest
 
-from coissue.deployments.channel.arena import Mapping, open_peer_arena, take_tensors
-from coissue.deployments.channel.checking import (
-    MALFORMED,
-    TOO_LARGE,
-    InferError,
-    check_types,
-    check_values,
-)
-from coissue.deployments.channel.client import STALE
-from coissue.deployments.channel.frames import (
-    DTYPE_NAMES,
-    FROM_CLIENT,
-    PROTOCOL_VERSION,
-    Ask,
-    Cancel,
-    ChannelLimits,
-    Directory,
-    Endpoint,
-    Failure,
-    FrameError,
-    Goodbye,
-    Hello,
-    Infer,
-    Message,
-    Result,
-    TenantInfo,
-    TensorRef,
-    Told,
-    Welcome,
-)
-from coissue.deployments.channel.link import Link
+__all__ = ["Answer", "Backend", "ChannelServer", "SubmitRequest"]
 
-log = logging.getLogger(__name__)
-
-_PEER: Final = struct.Struct("3i")  # pid, uid, gid
 #: sockaddr_un has room for so many bytes of path.
 _PATH_BYTES: Final = 107
-_ASKS: Final = 8
-_PRIORITY_LIMIT: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitRequest:
-    """A checked request. `handle` is unique in this server; `tokens` is T (0: no token axis)."""
-
-    handle: int
-    tenant: str
-    version: int
-    rows: int
-    tokens: int
-    #: In the tenant's order; read-only by convention: they may lie in the client's memory.
-    inputs: list[np.ndarray]
-    #: From now; None: the tenant's SLO.
-    budget_ns: int | None
-    #: 0: the tenant's.
-    priority: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Outputs in the tenant's order (not to be changed any more), or a `reason` why not."""
-
-    outputs: Sequence[np.ndarray] = ()
-    queue_ns: int = 0
-    device_ns: int = 0
-    launches: int = 0
-    reason: str = ""
-    message: str = ""
-    retry_after_ns: int = 0
-
-
-class Backend(Protocol):
-    """What the server serves. All methods but `ask` are called on the loop and must be quick."""
-
-    def directory(self) -> list[TenantInfo]: ...
-
-    def submit(self, request: SubmitRequest, reply: Callable[[Answer], None]) -> None:
-        """`reply` may be called from any thread, now or later, exactly once."""
-
-    def cancel(self, handle: int) -> None:
-        """The client does not want the answer any more; unknown handles are ignored."""
-
-    def ask(self, what: str) -> bytes:
-        """Called on a worker thread. Raises `KeyError` for what it does not know."""
-
-
-@dataclass(slots=True)
-class _Pending:
-    handle: int
-    info: TenantInfo
-    rows: int
-    tokens: int
-    #: Arena offsets for the outputs, -1: inline.
-    outputs: tuple[int, ...]
-    #: Bytes of the frame's body, kept alive by the inputs.
-    held_bytes: int
-
-
-class _Session(Link):
-    """One client's connection."""
-
-    def __init__(self, server: ChannelServer) -> None:
-        super().__init__(FROM_CLIENT, server.limits, server.limits.header_bytes)
-        self._server = server
-        self._arena: Mapping | None = None
-        self._greeted = False
-        #: Requests the backend has not answered, by the client's id.
-        self._pending: dict[int, _Pending] = {}
-        self._held_bytes = 0
-        self._asks = 0
-
-    def on_open(self) -> None:
-        server = self._server
-        self._peer_pid = 0
-        if self.socket.family == socket.AF_UNIX:
-            raw = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-            self._peer_pid, uid, _ = _PEER.unpack(raw)
-            if uid != os.getuid():
-                self.close(f"user {uid} may not use the scheduler of user {os.getuid()}")
-                return
-        if len(server.sessions) >= self.limits.connections:
-            self.close(f"too many connections, allowed: {self.limits.connections}")
-            return
-        server.sessions[self] = None
-        self._hello_timer = self._loop.call_later(
-            self.limits.hello_s, self.close, f"no hello within {self.limits.hello_s} s"
-        )
-
-    def on_message(self, message: Message, body: memoryview | bytes) -> None:
-        kind = type(message)
-        if not self._greeted and kind is not Hello:
-            raise FrameError(f"first frame is {kind.__name__}, allowed: Hello")
-        if kind is Infer:
-            self._infer(message, body)
-        elif kind is Cancel:
-            if entry := self._pending.get(message.id):
-                self._server.backend.cancel(entry.handle)
-        elif kind is Ask:
-            self._ask(message)
-        elif kind is Hello:
-            self._hello(message)
-        elif kind is Goodbye:
-            self.close()
-
-    def on_lost(self) -> None:
-        if self._server.sessions.pop(self, 0) is None:
-            self._hello_timer.cancel()
-        pending, self._pending = self._pending, {}
-        for entry in pending.values():
-            self._server.backend.cancel(entry.handle)
-        self._arena = None  # unmapped with the last array on it
-
-    def _hello(self, hello: Hello) -> None:
-        if self._greeted:
-            raise FrameError("a second Hello")
-        if hello.version != PROTOCOL_VERSION:
-            raise FrameError(f"protocol version {hello.version}, allowed: {PROTOCOL_VERSION}")
-        secret = self._server.endpoint.secret
-        if secret and not hmac.compare_digest(hello.secret.encode(), secret.encode()):
-            raise FrameError("wrong secret")
-        self._greeted = True
-        self._hello_timer.cancel()
-        if hello.arena_fd >= 0 and self._peer_pid:
-            try:
-                self._arena = open_peer_arena(
-                    self._peer_pid, hello.arena_fd, hello.arena_bytes, self.limits.arena_bytes_limit
-                )
-            except (OSError, ValueError) as error:
-                log.warning("channel arena refused: pid=%d error=%s", self._peer_pid, error)
-        self.send(Welcome(PROTOCOL_VERSION, self._arena is not None))
-        self.send(Directory(tuple(self._server.tenants.values())))
-
-    def _infer(self, message: Infer, body: memoryview | bytes) -> None:
-        if message.id in self._pending:
-            raise FrameError(f"request {message.id} is open already")
-        try:
-            request, entry = self._check(message, body)
-        except InferError as error:
-            self._fail(message.id, error)
-            return
-        self._pending[message.id] = entry
-        self._held_bytes += entry.held_bytes
-        reply = partial(self._server.queue_reply, self, message.id)
-        try:
-            self._server.backend.submit(request, reply)
-        except Exception:
-            log.exception("submit failed: tenant=%s", message.tenant)
-            reply(Answer(reason="internal", message="the scheduler failed to take the request"))
-
-    def _check(self, message: Infer, body: memoryview | bytes) -> tuple[SubmitRequest, _Pending]:
-        info = self._server.tenants.get(message.tenant)
-        limits = self.limits
-        if info is None:
-            raise InferError("unknown_tenant", f"there is no tenant {message.tenant!r}")
-        if info.state != "ready":
-            why = f": {info.reason}" if info.reason else ""
-            raise InferError(info.state, f"tenant {info.name!r} is {info.state}{why}")
-        if message.version != info.version:
-            raise InferError(STALE, f"version {message.version}, allowed: {info.version}")
-        if message.budget_ns is not None and message.budget_ns < 0:
-            raise InferError(MALFORMED, f"budget_ns: {message.budget_ns}, allowed: 0 or more")
-        if not 0 <= message.priority <= _PRIORITY_LIMIT:
-            raise InferError(
-                MALFORMED, f"priority: {message.priority}, allowed: 0 to {_PRIORITY_LIMIT}"
-            )
-        if len(self._pending) >= limits.open_requests:
-            raise InferError("window_full", f"open requests: {len(self._pending)} are the limit")
-        if self._held_bytes + len(body) > limits.held_bytes:
-            raise InferError("memory", f"open requests hold {self._held_bytes} bytes already")
-        rows, tokens = check_types(info, [(ref.dtype, ref.shape) for ref in message.inputs])
-        inputs = take_tensors(message.inputs, body, self._arena)
-        check_values(info, inputs)
-        self._check_outputs(info, message.outputs, rows, tokens)
-        handle = self._server.next_handle()
-        return (
-            SubmitRequest(
-                handle,
-                info.name,
-                info.version,
-                rows,
-                tokens,
-                inputs,
-                message.budget_ns,
-                message.priority,
-            ),
-            _Pending(handle, info, rows, tokens, message.outputs, len(body)),
-        )
-
-    def _check_outputs(
-        self, info: TenantInfo, offsets: tuple[int, ...], rows: int, tokens: int
-    ) -> None:
-        if len(offsets) not in (0, len(info.outputs)):
-            raise InferError(
-                MALFORMED, f"outputs: {len(offsets)} offsets, allowed: 0 or {len(info.outputs)}"
-            )
-        for port, offset in zip(info.outputs, offsets, strict=False):
-            if offset >= 0:
-                if self._arena is None:
-                    raise InferError(MALFORMED, f"output {port.name!r}: there is no arena")
-                self._arena.view(port.dtype, port.at(rows, tokens), offset)
-
-    def answer(self, number: int, answer: Answer) -> None:
-        """Sends the answer of request `number`, unless the client is gone."""
-        entry = self._pending.pop(number, None)
-        if entry is None:
-            return
-        self._held_bytes -= entry.held_bytes
-        try:
-            if answer.reason:
-                raise InferError(answer.reason, answer.message, answer.retry_after_ns)
-            refs, inline = self._place(entry, answer.outputs)
-        except InferError as error:
-            self._fail(number, error)
-            return
-        self.send(Result(number, refs, answer.queue_ns, answer.device_ns, answer.launches), inline)
-
-    def _place(
-        self, entry: _Pending, outputs: Sequence[np.ndarray]
-    ) -> tuple[tuple[TensorRef, ...], list[np.ndarray]]:
-        """Copies outputs into the arena where the client reserved room; the rest goes inline."""
-        ports = entry.info.outputs
-        if len(outputs) != len(ports):
-            raise InferError("internal", f"{len(outputs)} outputs computed, not {len(ports)}")
-        refs, inline = [], []
-        for port, output, offset in zip(
-            ports, outputs, entry.outputs or (-1,) * len(ports), strict=True
-        ):
-            want = port.at(entry.rows, entry.tokens)
-            if output.shape != want or DTYPE_NAMES.get(output.dtype) != port.dtype:
-                raise InferError(
-                    "internal",
-                    f"output {port.name!r}: computed {output.dtype} {list(output.shape)}, "
-                    f"not {port.dtype} {list(want)}",
-                )
-            if offset >= 0:
-                np.copyto(self._arena.view(port.dtype, want, offset), output)
-            else:
-                inline.append(np.asarray(output, order="C"))
-            refs.append(TensorRef(port.dtype, want, offset))
-        size = sum(array.nbytes for array in inline)
-        if size + self.limits.header_bytes > self.limits.frame_bytes:
-            raise InferError(TOO_LARGE, f"outputs: {size} bytes do not fit into a frame")
-        return tuple(refs), inline
-
-    def push(self, message: Directory) -> None:
-        if self._greeted:
-            self.send(message)
-
-    def _fail(self, number: int, error: InferError) -> None:
-        self.send(Failure(number, error.reason, error.message, error.retry_after_ns))
-
-    def _ask(self, message: Ask) -> None:
-        if self._asks >= _ASKS:
-            self._fail(message.id, InferError("window_full", f"asks: {_ASKS} are open already"))
-            return
-        self._asks += 1
-        future = self._loop.run_in_executor(None, self._server.backend.ask, message.what)
-        future.add_done_callback(partial(self._told, message))
-
-    def _told(self, message: Ask, future: asyncio.Future[bytes]) -> None:
-        self._asks -= 1
-        if future.cancelled():
-            return
-        error = future.exception()
-        if error is None:
-            data = np.frombuffer(future.result(), np.uint8)
-            self.send(Told(message.id), [data])
-        elif isinstance(error, KeyError):
-            self._fail(message.id, InferError(MALFORMED, f"what: {message.what!r} is unknown"))
-        else:
-            log.error("ask failed: what=%s", message.what, exc_info=error)
-            self._fail(message.id, InferError("internal", f"{message.what} failed"))
 
 
 class ChannelServer:
@@ -356,10 +40,10 @@ class ChannelServer:
         #: Tenants by name, as last pushed to the clients.
         self.tenants: dict[str, TenantInfo] = {}
         #: Connections, in order of arrival (a dict as an ordered set).
-        self.sessions: dict[_Session, None] = {}
+        self.sessions: dict[Session, None] = {}
         self._handle = 0
         #: Replies of other threads, carried over by one wake-up per burst.
-        self._replies: deque[tuple[_Session, int, Answer]] = deque()
+        self._replies: deque[tuple[Session, int, Answer]] = deque()
         self._is_woken = False
 
     async def start(self) -> Endpoint:
@@ -367,7 +51,7 @@ class ChannelServer:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._refresh()
-        make = partial(_Session, self)
+        make = partial(Session, self)
         if self.endpoint.path:
             listener = listen_unix(self.endpoint.path)
             self._inode = os.stat(self.endpoint.path).st_ino
@@ -400,7 +84,7 @@ class ChannelServer:
         self._handle += 1
         return self._handle
 
-    def queue_reply(self, session: _Session, number: int, answer: Answer) -> None:
+    def queue_reply(self, session: Session, number: int, answer: Answer) -> None:
         self._replies.append((session, number, answer))
         if not self._is_woken:
             self._is_woken = True
