@@ -1,4 +1,4 @@
-"""Runs programs on the CPU device, kernel by kernel, many requests per launch, beside the interpreter."""
+"""Runs programs on the CPU device, many requests per launch, beside the interpreter."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Request:
         }
 
     def check(self, tolerance):
-        """Equal to the interpreter on this request alone, within a relative and absolute tolerance."""
+        """Equal to the interpreter on this request alone, relatively or absolutely."""
         found = self.outputs()
         if self.rows == 0:
             types = {

@@ -19,7 +19,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:var..: degrees of freedom")
+@pytest.mark.filterwarnings("ignore:var")
 @pytest.mark.parametrize(("case", "tenants"), RUNS)
 def test_op_over_segments_equals_interpreter_per_request(case, tenants, device):
     rigs = [device_rig.Tenant(device, case.program(), weights_of(case, i)) for i in range(tenants)]

@@ -1,0 +1,146 @@
+"""Predicted device time per signature: measured at attach, corrected by every launch.
+
+`predict_ns` interpolates between measured points and never guesses low: below the smallest measured
+point it answers with that point, above the largest it goes on in a straight line; it never falls
+when an argument grows. What launches really took moves one correction factor per signature, by at
+most `STEP_LIMIT` at a time, so one outlier (a page fault, a busy neighbour) hardly counts and a
+lasting change is followed.
+
+Rules: pure data and arithmetic, no clock, no torch; times in ns. Asked by the scheduler for every
+candidate of a launch, so answers are kept until the next `record`.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+#: Weight of the newest launch in the correction and in the error.
+NEWEST: Final = 0.1
+#: Largest factor by which one launch may differ from the prediction, as far as it is believed.
+STEP_LIMIT: Final = 2.0
+#: Answer for a signature never measured: a fixed part and a part per unit.
+UNKNOWN_NS: Final = 1_000_000
+UNKNOWN_UNIT_NS: Final = 10_000
+#: Predictions kept; beyond it all are computed anew.
+KEPT_LIMIT: Final = 100_000
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is known of one signature."""
+
+    #: weight sets -> segments -> units -> measured ns.
+    points: dict[int, dict[int, dict[int, int]]] = field(default_factory=dict)
+    #: Measured over the points' prediction, of late.
+    factor: float = 1.0
+    #: Mean of |measured - predicted| / measured, and of how many launches.
+    error: float = 0.0
+    launch_count: int = 0
+
+
+class CostTable:
+    """See the module. `units`: rows or tokens of the launch, by the kernel's `per_token`."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._kept: dict[tuple[str, int, int, int], float] = {}
+
+    def __contains__(self, signature: str) -> bool:
+        return signature in self._entries
+
+    def predict_ns(self, signature: str, units: int, segments: int, weight_sets: int) -> int:
+        """The device time of a launch of `units` rows or tokens in `segments` requests."""
+        base = self._base_ns(signature, units, segments, weight_sets)
+        entry = self._entries.get(signature)
+        return int(base if entry is None else base * entry.factor)
+
+    def record(
+        self, signature: str, units: int, segments: int, weight_sets: int, measured_ns: int
+    ) -> None:
+        """A point measured with nothing else running. Replaces what was known of it."""
+        entry = self._entries.setdefault(signature, _Entry())
+        entry.points.setdefault(weight_sets, {}).setdefault(segments, {})[units] = measured_ns
+        self._kept.clear()
+
+    def observe_ns(
+        self, signature: str, units: int, segments: int, weight_sets: int, measured_ns: int
+    ) -> None:
+        """A launch took this long. Without a measured point yet, it is recorded as one."""
+        entry = self._entries.get(signature)
+        if entry is None or not entry.points:
+            self.record(signature, units, segments, weight_sets, measured_ns)
+            return
+        predicted = max(self.predict_ns(signature, units, segments, weight_sets), 1)
+        ratio = min(max(measured_ns / predicted, 1 / STEP_LIMIT), STEP_LIMIT)
+        entry.factor *= ratio**NEWEST
+        error = abs(measured_ns - predicted) / max(measured_ns, 1)
+        weight = max(NEWEST, 1 / (entry.launch_count + 1))
+        entry.error += weight * (min(error, STEP_LIMIT) - entry.error)
+        entry.launch_count += 1
+
+    def errors(self) -> dict[str, tuple[float, int]]:
+        """Per signature with launches: the mean relative error of late, and how many launches."""
+        return {s: (e.error, e.launch_count) for s, e in self._entries.items() if e.launch_count}
+
+    def save(self, path: Path, device: str) -> None:
+        """Writes the measured points; the corrections belong to this run alone."""
+        points = {s: e.points for s, e in self._entries.items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"device": device, "points": points}))
+        partial.replace(path)
+
+    def load(self, path: Path, device: str) -> bool:
+        """Reads points measured on the same `device`; False if there are none."""
+        try:
+            stored = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return False
+        if not isinstance(stored, dict) or stored.get("device") != device:
+            return False
+        for signature, sets in stored["points"].items():
+            for weight_sets, by_segments in sets.items():
+                for segments, by_units in by_segments.items():
+                    for units, ns in by_units.items():
+                        self.record(signature, int(units), int(segments), int(weight_sets), ns)
+        return True
+
+    def _base_ns(self, signature: str, units: int, segments: int, weight_sets: int) -> float:
+        key = (signature, units, segments, weight_sets)
+        if key not in self._kept:
+            entry = self._entries.get(signature)
+            if entry is None or not entry.points:
+                return UNKNOWN_NS + UNKNOWN_UNIT_NS * units
+            if len(self._kept) >= KEPT_LIMIT:
+                self._kept.clear()
+            self._kept[key] = _at(weight_sets, {
+                w: _at(segments, {s: _at(units, by_units) for s, by_units in by_segments.items()})
+                for w, by_segments in entry.points.items()
+            })  # fmt: skip
+        return self._kept[key]
+
+
+def _at(place: int, points: Mapping[int, float]) -> float:
+    """The value at `place`: the first point's below it, straight on beyond the last.
+
+    A point lower than one before it counts as equal to it.
+    """
+    places = sorted(points)
+    curve = list(zip(places, accumulate((points[p] for p in places), max), strict=True))
+    after = bisect_left(curve, (place, 0.0))
+    if after == 0:
+        return curve[0][1]
+    if after < len(curve):
+        (low, low_ns), (high, high_ns) = curve[after - 1 : after + 1]
+        return low_ns + (high_ns - low_ns) * (place - low) / (high - low)
+    last, last_ns = curve[-1]
+    if len(curve) == 1:
+        return last_ns * place / last
+    before, before_ns = curve[-2]
+    return last_ns + (last_ns - before_ns) / (last - before) * (place - last)

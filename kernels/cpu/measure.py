@@ -1,0 +1,108 @@
+"""Measures a kernel's launches for the cost table, in pieces short enough to serve in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from coissue.kernels.cost_table import CostTable
+from coissue.kernels.cpu import ops
+from coissue.kernels.cpu.device import BoundKernel, Buffers, CpuDevice, DeviceSegment, Slice
+from coissue.kernels.cpu.frame import Packing
+from coissue.kernels.lowered import Lowered
+
+#: Launches timed per point, after one to warm up; the middle one counts.
+REPEATS = 3
+UNITS = (1, 8, 64, 256)
+SEGMENTS = (1, 8)
+
+
+def measure(
+    device: CpuDevice,
+    table: CostTable,
+    lowered: Lowered,
+    kernel_index: int,
+    *,
+    units: Sequence[int] = UNITS,
+    segments: Sequence[int] = SEGMENTS,
+    others: Sequence[BoundKernel] = (),
+    bound_ns: int = 20_000_000,
+) -> Iterator[None]:
+    """Records the kernel at each of `units` in each number of `segments`, one point per step.
+
+    `others`: kernels of the same signature with other weights; with them, launches of as many
+    weight sets are measured too. Points a straight line puts beyond `bound_ns` are left out, so no
+    step takes much longer than four times that.
+    """
+    bound, kernel = device.bind(lowered, kernel_index), lowered.kernels[kernel_index]
+    sets = [bound, *(other for other in others if other.weights is not bound.weights)]
+    for weight_sets in sorted({1, len(sets)}):
+        for count in sorted({max(count, weight_sets) for count in segments}):
+            for total in units:
+                if total < count:
+                    continue
+                if _is_beyond(table, kernel.signature, total, count, weight_sets, bound_ns):
+                    break
+                chosen = [sets[i % weight_sets] for i in range(count)]
+                done, ns = _time_ns(device, lowered, kernel_index, chosen, total)
+                table.record(kernel.signature, done, count, weight_sets, ns)
+                yield
+
+
+def _is_beyond(
+    table: CostTable, signature: str, units: int, segments: int, weight_sets: int, bound_ns: int
+) -> bool:
+    known = signature in table
+    return known and table.predict_ns(signature, units, segments, weight_sets) > bound_ns
+
+
+def _time_ns(
+    device: CpuDevice, lowered: Lowered, index: int, chosen: Sequence[BoundKernel], units: int
+) -> tuple[int, int]:
+    """Units done, and the middle time of `REPEATS` launches of about `units` over `chosen`."""
+    per_token = lowered.kernels[index].per_token
+    limit = max(lowered.program.tokens_limit, 1)
+    share = units // len(chosen)
+    # Tokens in rows as long as they may be: where the length matters, longer is dearer.
+    size = (-(-share // limit), min(share, limit)) if per_token else (share, min(limit, 8))
+    sizes = [size] * len(chosen)
+    inputs = _together(lowered, index, sizes)
+    times = []
+    for _ in range(REPEATS + 1):
+        launched = [
+            DeviceSegment(bound, rows, tokens, dict(zip(bound.inputs, own.values(), strict=True)))
+            for bound, (rows, tokens), own in zip(chosen, sizes, inputs, strict=True)
+        ]
+        start_ns = time.perf_counter_ns()
+        device.run(launched)
+        times.append(time.perf_counter_ns() - start_ns)
+    done = sum(rows * tokens if per_token else rows for rows, tokens in sizes)
+    return done, sorted(times[1:])[REPEATS // 2]
+
+
+def _together(lowered: Lowered, index: int, sizes: Sequence[tuple[int, int]]) -> list[Buffers]:
+    """Inputs of requests that travel together: slices of one packed tensor per value."""
+    found: list[Buffers] = [{} for _ in sizes]
+    for value in lowered.kernels[index].inputs:
+        packing = Packing(lowered.layouts[value], lowered.program.types[value])
+        dtype = ops.DTYPES[packing.type.dtype]
+        if not packing.is_packed:
+            for own, (rows, tokens) in zip(found, sizes, strict=True):
+                own[value] = _filled(packing.type.at(rows, tokens), dtype)
+            continue
+        rows = sum(size[0] for size in sizes)
+        whole = _filled(packing.packed_shape(rows, sum(r * t for r, t in sizes)), dtype)
+        start = 0
+        for own, (rows, tokens) in zip(found, sizes, strict=True):
+            stop = start + packing.entries(rows, rows * tokens)
+            own[value], start = Slice(whole, start, stop), stop
+    return found
+
+
+def _filled(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Small numbers: they are in range wherever a value is an index, and true as masks."""
+    return (
+        torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.ones(shape, dtype=dtype)
+    )
