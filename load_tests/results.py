@@ -15,6 +15,8 @@ from typing import Any
 
 from load_tests.demo.data import ROOT
 
+#: Longer lists (single probes) are left to the JSON file.
+LIST_LIMIT = 12
 PACKAGES = ("ray", "torch", "numpy", "uvloop", "msgspec")
 
 
@@ -63,13 +65,19 @@ def write(folder: Path, name: str, found: Mapping[str, Any], *, seconds: float) 
 
 
 def flatten(found: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Every figure by its path; long lists (single probes) are left to the JSON file."""
+    """Every figure by its path."""
     flat: dict[str, str] = {}
     for key, value in found.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")
         elif isinstance(value, list):
-            if len(value) <= 12:
+            if len(value) > LIST_LIMIT:
+                continue
+            if any(isinstance(item, Mapping) for item in value):
+                for index, item in enumerate(value):
+                    facts = (f"{name} {show(fact)}" for name, fact in item.items())
+                    flat[f"{prefix}{key}.{index}"] = ", ".join(facts)
+            else:
                 flat[prefix + key] = "; ".join(map(show, value))
         else:
             flat[prefix + key] = show(value)
