@@ -8,15 +8,21 @@ that the runtime drained.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import start_http_server
 
 from coissue.scheduler.messages import Outcome
 from coissue.scheduler.trace import LaunchRecord, RequestRecord
 
+logger = logging.getLogger("coissue.metrics")
 NS = 1e-9
+#: States of a tenant in the directory.
+STATES = ("ready", "loading", "failed", "draining")
 #: From 0.5 ms to 10 s; finer between 5 and 200 ms, where objectives live.
 LATENCY_BUCKETS = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1,
@@ -116,7 +122,10 @@ class SchedulerMetrics:
         self.held.set_function(lambda: self._levels().weight_bytes_held)
         self.saved = self._gauge("weight_saved_bytes", "Weight bytes not held, thanks to sharing")
         self.saved.set_function(lambda: self._levels().weight_bytes_saved)
-        self.tenants = self._gauge("tenants", "Tenants, by state", ["state"])
+        tenants = self._gauge("tenants", "Tenants, by state", ["state"])
+        for state in STATES:
+            of_state = tenants.labels(state)
+            of_state.set_function(lambda s=state: self._levels().tenants_by_state.get(s, 0))
 
     def name_tenant(self, tenant: str, slo_class: str) -> None:
         """Make the tenant's series exist from the start, at zero."""
@@ -144,7 +153,7 @@ class SchedulerMetrics:
         self.launch_units.observe(sum(segment[3] for segment in launch.segments))
         self.launch_segments.observe(len(launch.segments))
         self.launch_tenants.observe(len({segment[0] for segment in launch.segments}))
-        if measured > 0:
+        if measured > 0 and not launch.failure:
             self.error.observe(abs(measured - launch.predicted_ns) / measured)
 
     def _observe_request(self, request: RequestRecord) -> None:
@@ -172,6 +181,13 @@ class SchedulerMetrics:
 
     def render(self) -> bytes:
         """The exposition text."""
-        for state, count in self._levels().tenants_by_state.items():
-            self.tenants.labels(state).set(count)
         return generate_latest(self.registry)
+
+    def serve(self, port: int) -> WSGIServer | None:
+        """Prometheus' endpoint on 127.0.0.1; port 0 takes a free one. None if it is in use."""
+        try:
+            server, _ = start_http_server(port, "127.0.0.1", self.registry)
+        except OSError as error:
+            logger.error("scheduler.metrics_port %d cannot be used: %s", port, error.strerror)
+            return None
+        return server

@@ -1,0 +1,306 @@
+"""From an artifact to a program that may be served: check, load, lower, plan, measure, prove.
+
+Nothing of the tenant's code runs here; the artifact is data and all of it is checked. Work that
+needs the device runs on the runtime's thread in pieces no longer than a launch, between launches.
+A failure leaves the device as it was before, and says in one sentence what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+
+from coissue.deployments.capture.artifact import (
+    Artifact,
+    CaptureError,
+    Reference,
+    find_difference,
+)
+from coissue.deployments.channel.frames import PortInfo, TenantInfo
+from coissue.deployments.executor import Costs, ServedProgram, from_wire, to_wire
+from coissue.deployments.settings import SloClass, TenantSettings
+from coissue.kernels.cost import estimate, estimate_program
+from coissue.kernels.cpu.device import (
+    CpuDevice,
+    DeviceSegment,
+    place_inputs,
+    read_outputs,
+)
+from coissue.kernels.cpu.measure import measure
+from coissue.kernels.cpu.store import DeviceMemoryError
+from coissue.kernels.ir import Port, Program
+from coissue.kernels.lowered import Kernel, Lowered
+from coissue.kernels.passes.link import cut
+from coissue.kernels.passes.pipeline import lower
+from coissue.kernels.spec import SpecError, bind_sizes, check_program
+from coissue.scheduler.messages import KernelIndex, KernelSpec, SignatureId, TenantSpec, WeightsId
+from coissue.scheduler.runtime import Runtime
+
+DONE: Final = object()
+#: Stands for the program of a tenant that is not attached.
+EMPTY: Final = Program("", (), (), (), (), (), rows_limit=1)
+
+
+class AttachError(Exception):
+    """The tenant cannot be served; a sentence for its team."""
+
+
+#: Request size that joined kernels are sized for, and the speeds of the guess before measuring.
+JOIN_ROWS: Final = 4
+JOIN_TOKENS: Final = 32
+GUESS_FLOPS_PER_NS: Final = 40.0
+GUESS_BYTES_PER_NS: Final = 8.0
+#: Request sizes whose memory is remembered, per program.
+PEAKS_LIMIT: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What is kept of one attached tenant."""
+
+    settings: TenantSettings
+    slo: SloClass
+    version: int
+    #: As `lower` gave it; joined anew whenever a tenant comes.
+    lowered: Lowered
+    tolerance: float
+    references: tuple[Reference, ...]
+
+
+@final
+class Attacher:
+    """Keeps all attached programs, because what is joined depends on all of them.
+
+    Calls must not overlap; the host holds its lock around them.
+    """
+
+    def __init__(
+        self, device: CpuDevice, costs: Costs, runtime: Runtime, join_bound_ns: int
+    ) -> None:
+        self._device = device
+        self._costs = costs
+        self._runtime = runtime
+        self._join_bound_ns = join_bound_ns
+        self._attached: dict[str, Attached] = {}
+        self._served: dict[str, ServedProgram] = {}
+        #: In words, for the timeline.
+        self._names: dict[SignatureId, str] = {}
+
+    def attach(
+        self, tenant: TenantSettings, slo: SloClass, version: int, folder: Path
+    ) -> list[ServedProgram]:
+        """All programs that are new or joined differently now. Raises `AttachError`."""
+        artifact = load_artifact(folder)
+        digests = [weight.digest for weight in artifact.program.weights]
+        before = self._attached.get(tenant.name)
+        try:
+            self._on_device(lambda: self._device.load_weights(artifact.weights))
+        except DeviceMemoryError as error:
+            raise AttachError(f"limits: {error}") from None
+        try:
+            self._attached[tenant.name] = Attached(
+                tenant, slo, version, lower(artifact.program),
+                float(artifact.meta["tolerance"]), artifact.references,
+            )  # fmt: skip
+            changed = self._rejoin()
+            self._prove(self._served_of(changed, tenant.name), self._attached[tenant.name])
+        except BaseException:
+            self._restore(tenant.name, before)
+            self._on_device(lambda: self._device.drop_weights(digests))
+            raise
+        if before is not None:
+            self._drop(before)
+        self._served |= {program.spec.name: program for program in changed}
+        return changed
+
+    def detach(self, name: str) -> None:
+        """Forget the tenant; its weights go when the last request that uses them is done."""
+        attached = self._attached.pop(name, None)
+        self._served.pop(name, None)
+        if attached is not None:
+            self._drop(attached)
+
+    def _restore(self, name: str, before: Attached | None) -> None:
+        if before is None:
+            self._attached.pop(name, None)
+        else:
+            self._attached[name] = before
+
+    def _drop(self, attached: Attached) -> None:
+        digests = [weight.digest for weight in attached.lowered.program.weights]
+        self._on_device(lambda: self._device.drop_weights(digests))
+
+    def _on_device(self, function: Callable[[], Any]) -> Any:
+        return self._runtime.call(function).result()
+
+    @staticmethod
+    def _served_of(programs: list[ServedProgram], name: str) -> ServedProgram:
+        return next(program for program in programs if program.spec.name == name)
+
+    # --- joining, planning, measuring ----------------------------------------------------------
+
+    def _rejoin(self) -> list[ServedProgram]:
+        """Join all programs again; those whose kernels came out differently, planned anew."""
+        joined = cut(
+            {name: attached.lowered for name, attached in self._attached.items()},
+            guess_times([attached.lowered for attached in self._attached.values()]),
+            self._join_bound_ns,
+        )
+        return [
+            self._serve(name, lowered)
+            for name, lowered in joined.items()
+            if self._is_changed(name, lowered)
+        ]
+
+    def _is_changed(self, name: str, lowered: Lowered) -> bool:
+        served = self._served.get(name)
+        return (
+            served is None
+            or served.version != self._attached[name].version
+            or [k.signature for k in served.lowered.kernels]
+            != [k.signature for k in lowered.kernels]
+        )
+
+    def _serve(self, name: str, lowered: Lowered) -> ServedProgram:
+        attached = self._attached[name]
+        kernels = tuple(
+            self._on_device(lambda index=index: self._device.bind(lowered, index))
+            for index in range(len(lowered.kernels))
+        )
+        for index, kernel in enumerate(lowered.kernels):
+            self._measure(lowered, index, kernel)
+        specs = tuple(
+            KernelSpec(
+                self._costs.intern(kernel.signature),
+                WeightsId(bound.weights.number),
+                tuple(KernelIndex(producer) for producer in producers),
+                kernel.per_token,
+            )
+            for kernel, bound, producers in zip(
+                lowered.kernels, kernels, lowered.producers, strict=True
+            )
+        )
+        tenant = attached.settings
+        spec = TenantSpec(name, specs, tenant.share, tenant.limits.in_flight, attached.slo.priority)
+        return ServedProgram(spec, attached.version, lowered, kernels)
+
+    def _measure(self, lowered: Lowered, index: int, kernel: Kernel) -> None:
+        signature = self._costs.intern(kernel.signature)
+        self._names.setdefault(signature, describe_kernel(kernel))
+        if kernel.signature in self._costs.table:
+            return
+        steps = measure(self._device, self._costs.table, lowered, index)
+        while self._on_device(lambda: next(steps, DONE)) is not DONE:
+            pass
+
+    # --- references ----------------------------------------------------------------------------
+
+    def _prove(self, program: ServedProgram, attached: Attached) -> None:
+        """The references through the device: each alone, then all in the same launches."""
+        cases = attached.references
+        for group in [*([case] for case in cases), list(cases)]:
+            for case, outputs in zip(group, self._run(program, group), strict=True):
+                wrong = find_difference(outputs, case.outputs, attached.tolerance)
+                if wrong:
+                    how = "alone" if len(group) == 1 else "coalesced"
+                    number = next(i for i, own in enumerate(cases) if own is case)
+                    raise AttachError(f"reference {number}, run {how}: {wrong}")
+
+    def _run(self, program: ServedProgram, cases: list[Reference]) -> list[dict[str, np.ndarray]]:
+        lowered = program.lowered
+        sizes = [size_of(lowered.program, case.inputs) for case in cases]
+        buffers = [
+            place_inputs(lowered, {n: from_wire(a) for n, a in case.inputs.items()}, *size)
+            for case, size in zip(cases, sizes, strict=True)
+        ]
+        for bound in program.kernels:
+            segments = [
+                DeviceSegment(bound, *size, own) for size, own in zip(sizes, buffers, strict=True)
+            ]
+            self._on_device(lambda segments=segments: self._device.run(segments))
+        return [
+            {name: to_wire(t) for name, t in read_outputs(lowered, own, *size).items()}
+            for size, own in zip(sizes, buffers, strict=True)
+        ]
+
+    # --- what others ask -----------------------------------------------------------------------
+
+    def describe_signature(self, signature: SignatureId) -> str:
+        return self._names.get(signature, f"signature {signature}")
+
+
+def bytes_needed(program: ServedProgram, rows: int, tokens: int) -> int:
+    """Device bytes a request of this size reserves while it runs."""
+    found = program.peaks.get((rows, tokens))
+    if found is None:
+        if len(program.peaks) >= PEAKS_LIMIT:
+            program.peaks.clear()
+        model = program.lowered.program
+        found = program.peaks[rows, tokens] = estimate_program(model, rows, tokens).bytes_peak
+    return found
+
+
+def load_artifact(folder: Path) -> Artifact:
+    try:
+        artifact = Artifact.load(folder)
+        check_program(artifact.program)
+    except (CaptureError, SpecError) as error:
+        raise AttachError(str(error)) from None
+    return artifact
+
+
+def size_of(program: Program, inputs: Mapping[str, np.ndarray]) -> tuple[int, int]:
+    types = [program.types[port.value] for port in program.inputs]
+    return bind_sizes(types, [inputs[port.name].shape for port in program.inputs])
+
+
+def guess_times(programs: list[Lowered]) -> Callable[[Kernel], int]:
+    """Times in ns before anything was measured: they only decide which kernels are joined."""
+    times: dict[str, int] = {}
+    for lowered in programs:
+        for kernel in lowered.kernels:
+            if kernel.signature not in times:
+                cost = estimate(lowered.program, kernel.ops, kernel.outputs, JOIN_ROWS, JOIN_TOKENS)
+                guess = cost.flops / GUESS_FLOPS_PER_NS + cost.bytes_moved / GUESS_BYTES_PER_NS
+                times[kernel.signature] = round(guess)
+    return lambda kernel: times[kernel.signature]
+
+
+def describe_kernel(kernel: Kernel) -> str:
+    names = [op.name for op in kernel.ops]
+    shown = "+".join(names[:3]) + (f"+{len(names) - 3}" if len(names) > 3 else "")
+    return f"{kernel.kind.value} {shown} #{kernel.signature[:6]}"
+
+
+def describe_tenant(
+    tenant: TenantSettings, slo: SloClass, state: Any, reason: str, program: ServedProgram | None
+) -> TenantInfo:
+    """What replicas learn of a tenant."""
+    model = program.lowered.program if program else EMPTY
+    return TenantInfo(
+        name=tenant.name,
+        version=program.version if program else 0,
+        state=state,
+        inputs=describe_ports(model, model.inputs),
+        outputs=describe_ports(model, model.outputs),
+        rows_limit=min(tenant.limits.rows, model.rows_limit),
+        tokens_limit=min(tenant.limits.tokens, model.tokens_limit),
+        slo_class=tenant.slo,
+        deadline_ns=slo.deadline_ns,
+        objective=slo.objective,
+        priority=slo.priority,
+        in_flight_limit=tenant.limits.in_flight,
+        nan=tenant.nan,
+        reason=reason,
+    )
+
+
+def describe_ports(program: Program, ports: tuple[Port, ...]) -> tuple[PortInfo, ...]:
+    return tuple(
+        PortInfo(port.name, program.types[port.value].dtype, program.types[port.value].shape)
+        for port in ports
+    )

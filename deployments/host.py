@@ -1,0 +1,324 @@
+"""The scheduler of one device, whole: channel, core, device, metrics. Needs no Ray.
+
+Three kinds of threads: the channel's loop (requests in, answers out), the runtime thread (core and
+device), and callers of the control methods (attach, detach, status). `directory` is the one truth
+about tenants that replicas see; it holds tenants that load or failed too, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any, final
+from wsgiref.simple_server import WSGIServer
+
+import uvloop
+
+from coissue.deployments.attach import Attacher, AttachError, bytes_needed, describe_tenant
+from coissue.deployments.channel.frames import Endpoint, TenantInfo
+from coissue.deployments.channel.server import Answer, ChannelServer, SubmitRequest
+from coissue.deployments.executor import Costs, DeviceExecutor, Reply, Running, ServedProgram
+from coissue.deployments.metrics import Levels, SchedulerMetrics
+from coissue.deployments.settings import MS, AppSettings, SloClass, TenantSettings
+from coissue.deployments.timeline import Timeline
+from coissue.kernels.cost_table import CostTable
+from coissue.kernels.cpu.device import CpuDevice
+from coissue.scheduler.clock import MonotonicClock
+from coissue.scheduler.core import Core
+from coissue.scheduler.messages import (
+    Attached,
+    Cancelled,
+    Detached,
+    PolicyChosen,
+    RequestId,
+    Submitted,
+)
+from coissue.scheduler.policies import POLICIES
+from coissue.scheduler.ports import CoreLimits
+from coissue.scheduler.runtime import Runtime
+
+logger = logging.getLogger("coissue.host")
+COLLECT_SECONDS = 0.5
+#: A joined kernel takes this part of the preemption bound for a small request.
+JOIN_SHARE = 4
+
+
+@final
+class SchedulerHost:
+    """Start once, stop once. Control methods may be called from any thread."""
+
+    def __init__(
+        self, settings: AppSettings, run_dir: str, *, on_crash: Callable[[str], None] | None = None
+    ) -> None:
+        self.settings = settings
+        #: Tells one process's memory from the next.
+        self.epoch = time.time_ns()
+        cache = Path(settings.device.cache or Path.home() / ".cache" / "coissue")
+        self.device = CpuDevice(
+            threads=settings.device.threads,
+            memory_bytes=settings.device.memory_bytes,
+            cache_dir=cache,
+        )
+        self._costs_file = cache / "costs.json"
+        self.costs = Costs(CostTable())
+        self.costs.table.load(self._costs_file, self.device.name)
+        self.executor = DeviceExecutor(self.device)
+        self.clock = MonotonicClock()
+        core = Core(self._core_limits(), settings.scheduler.policy, self.costs, Random(0))
+        self.runtime = Runtime(core, self.executor, self.clock, on_crash=on_crash)
+        # Joined kernels leave room for several requests under the preemption bound.
+        bound_ns = self._core_limits().preemption_bound_ns // JOIN_SHARE
+        self.attacher = Attacher(self.device, self.costs, self.runtime, bound_ns)
+        self.metrics = SchedulerMetrics(self.device.name, self._levels)
+        self.timeline = Timeline()
+        self.channel = _ChannelThread(self, settings, run_dir)
+        self._lock = threading.Lock()
+        self._collecting = threading.Lock()
+        self._programs: dict[str, ServedProgram] = {}
+        self._infos: dict[str, TenantInfo] = {}
+        self._metrics_server: WSGIServer | None = None
+
+    def _core_limits(self) -> CoreLimits:
+        scheduler = self.settings.scheduler
+        return CoreLimits(
+            window=scheduler.window,
+            bytes=self.settings.device.memory_bytes,
+            preemption_bound_ns=round(scheduler.preemption_bound_ms * MS),
+            admission=scheduler.admission,
+        )
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.runtime.start()
+        self.channel.start()
+        port = self.settings.scheduler.metrics_port
+        if port is not None:
+            self._metrics_server = self.metrics.serve(port)
+        logger.info("scheduler up endpoint=%s device=%s", self.endpoint, self.device.name)
+
+    def stop(self) -> None:
+        if self._metrics_server is not None:
+            self._metrics_server.shutdown()
+            self._metrics_server.server_close()
+        self.channel.stop()
+        self.runtime.stop()
+        self.costs.table.save(self._costs_file, self.device.name)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self.channel.endpoint
+
+    @property
+    def metrics_port(self) -> int:
+        """Where Prometheus finds this scheduler on 127.0.0.1; 0: nowhere."""
+        return self._metrics_server.server_port if self._metrics_server else 0
+
+    # --- control -------------------------------------------------------------------------------
+
+    def attached(self) -> dict[str, int]:
+        return {name: program.version for name, program in self._programs.items()}
+
+    def announce(self, tenant: dict[str, Any], state: str, reason: str) -> None:
+        """Let replicas know of a tenant that is not attached (loading, failed). A tenant that is
+        served in an earlier version stays as it is."""
+        parsed = TenantSettings.model_validate(tenant)
+        with self._lock:
+            if parsed.name not in self._programs:
+                self._infos[parsed.name] = describe_tenant(
+                    parsed, self._slo(parsed), state, reason, None
+                )
+        self.channel.push_directory()
+
+    def attach(self, tenant: dict[str, Any], version: int, artifact: str) -> str:
+        """Bring a captured tenant to READY; "" or the sentence that says why not."""
+        parsed = TenantSettings.model_validate(tenant)
+        try:
+            with self._lock:
+                slo = self._slo(parsed)
+                changed = self.attacher.attach(parsed, slo, version, Path(artifact))
+                self._take_over(changed, parsed)
+        except AttachError as error:
+            return str(error)
+        self.channel.push_directory()
+        return ""
+
+    def _take_over(self, changed: list[ServedProgram], tenant: TenantSettings) -> None:
+        """New requests use the new programs from here on; those in flight keep theirs."""
+        for program in changed:
+            self.runtime.post(Attached(self.clock.now_ns(), program.spec))
+            self._programs[program.spec.name] = program
+        program = self._programs[tenant.name]
+        self._infos[tenant.name] = describe_tenant(tenant, self._slo(tenant), "ready", "", program)
+        self.metrics.name_tenant(tenant.name, tenant.slo)
+
+    def _slo(self, tenant: TenantSettings) -> SloClass:
+        return self.settings.slo_classes[tenant.slo]
+
+    def detach(self, name: str) -> None:
+        with self._lock:
+            program = self._programs.pop(name, None)
+            self._infos.pop(name, None)
+        if program is not None:
+            self.runtime.post(Detached(self.clock.now_ns(), name))
+            self.attacher.detach(name)
+        self.channel.push_directory()
+
+    def set_policy(self, policy: str) -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"policy {policy!r} is not one of {', '.join(sorted(POLICIES))}")
+        self.runtime.post(PolicyChosen(self.clock.now_ns(), policy))
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def directory(self) -> list[TenantInfo]:
+        return list(self._infos.values())
+
+    def submit(self, number: RequestId, request: SubmitRequest, reply: Reply) -> None:
+        program = self._programs.get(request.tenant)
+        info = self._infos.get(request.tenant)
+        if program is None or info is None:
+            reply(Answer(reason="unknown_tenant", message=f"no tenant {request.tenant!r}"))
+            return
+        now_ns = self.clock.now_ns()
+        budget_ns = info.deadline_ns if request.budget_ns is None else request.budget_ns
+        names = [port.name for port in info.inputs]
+        inputs = dict(zip(names, request.inputs, strict=True))
+        self.executor.admit(
+            number, Running(program, request.rows, request.tokens, inputs, reply, now_ns)
+        )
+        self.runtime.post(
+            Submitted(
+                now_ns, number, request.tenant, request.rows, request.rows * request.tokens,
+                now_ns + budget_ns, request.priority,
+                bytes_needed(program, request.rows, request.tokens),
+            )
+        )  # fmt: skip
+
+    def cancel(self, number: RequestId) -> None:
+        self.runtime.post(Cancelled(self.clock.now_ns(), number))
+
+    def ask(self, what: str) -> bytes:
+        answers = {"metrics": self.render_metrics, "status": self._status}
+        if what == "timeline":
+            self.collect()
+            return self.timeline.render(self.attacher.describe_signature)
+        return answers[what]()
+
+    # --- what it shows -------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Move the core's new records to metrics and timeline."""
+        with self._collecting:
+            launches, requests = self.runtime.call(self.runtime.core.take_records).result()
+            self.metrics.observe(launches, requests)
+            self.timeline.add(launches, requests)
+
+    def render_metrics(self) -> bytes:
+        self.collect()
+        return self.metrics.render()
+
+    def _levels(self) -> Levels:
+        return Levels(
+            window_requests=self.runtime.core.stats().requests_open,
+            weight_bytes_held=self.device.bytes_held,
+            weight_bytes_saved=self.device.bytes_saved,
+            tenants_by_state=Counter(info.state for info in self._infos.values()),
+        )
+
+    def _status(self) -> bytes:
+        self.collect()
+        stats = self.runtime.call(self.runtime.core.stats).result()
+        return json.dumps(
+            {
+                "pid": os.getpid(),
+                "device": self.device.name,
+                "policy": stats.policy,
+                "requests_open": stats.requests_open,
+                "weight_bytes": self.device.bytes_held,
+                "weight_saved_bytes": self.device.bytes_saved,
+                "metrics_port": self.metrics_port,
+                "outcomes": {outcome.value: n for outcome, n in stats.outcomes.items()},
+                "tenants": {info.name: [info.state, info.reason] for info in self.directory()},
+            }
+        ).encode()
+
+
+class _Door:
+    """The backend of one listening socket: makes its handles unique in the scheduler."""
+
+    def __init__(self, host: SchedulerHost, index: int, doors: int) -> None:
+        self._host, self._index, self._doors = host, index, doors
+        self.directory = host.directory
+        self.ask = host.ask
+
+    def _number(self, handle: int) -> RequestId:
+        return RequestId(handle * self._doors + self._index)
+
+    def submit(self, request: SubmitRequest, reply: Reply) -> None:
+        self._host.submit(self._number(request.handle), request, reply)
+
+    def cancel(self, handle: int) -> None:
+        self._host.cancel(self._number(handle))
+
+
+class _ChannelThread:
+    """The channel's event loop on a thread of its own."""
+
+    def __init__(self, host: SchedulerHost, settings: AppSettings, run_dir: str) -> None:
+        self._host = host
+        endpoints = [Endpoint(path=str(Path(run_dir) / "gpu0.sock"))]
+        scheduler = settings.scheduler
+        if scheduler.tcp_port is not None and scheduler.secret_file is not None:
+            secret = Path(scheduler.secret_file).read_text().strip()
+            endpoints.append(Endpoint(host="0.0.0.0", port=scheduler.tcp_port, secret=secret))
+        self._servers = [
+            ChannelServer(endpoint, _Door(host, index, len(endpoints)))
+            for index, endpoint in enumerate(endpoints)
+        ]
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="coissue-channel", daemon=True)
+        self.endpoint = endpoints[0]
+
+    def start(self) -> None:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+
+    async def _listen(self) -> None:
+        for server in self._servers:
+            await server.start()
+        self._collector = asyncio.ensure_future(self._collect_forever())
+
+    async def _collect_forever(self) -> None:
+        while True:
+            await asyncio.sleep(COLLECT_SECONDS)
+            await self._loop.run_in_executor(None, self._host.collect)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def push_directory(self) -> None:
+        for server in self._servers:
+            server.push_directory()
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _close(self) -> None:
+        self._collector.cancel()
+        await asyncio.gather(self._collector, return_exceptions=True)
+        for server in self._servers:
+            await server.stop()
+        await self._loop.shutdown_default_executor()
