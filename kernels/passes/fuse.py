@@ -125,7 +125,8 @@ class Grouping:
 
         def find(unit: int) -> int:
             while root[unit] != unit:
-                unit = root[unit] = root[root[unit]]
+                root[unit] = root[root[unit]]
+                unit = root[unit]
             return unit
 
         for unit in self._sorted(home):
@@ -162,6 +163,7 @@ class Grouping:
                 waiting[other].discard(group)
                 if not waiting[other]:
                     heapq.heappush(ready, other)
+        assert len(order) == len(waiting), "kernels depend on each other in a circle"
         return order
 
     def _fixed(self, ops: Iterable[int]) -> set[int]:
