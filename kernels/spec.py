@@ -99,8 +99,8 @@ def bind_sizes(types: Sequence[Type], shapes: Sequence[Sequence[int]]) -> tuple[
             if letter:
                 sizes[letter] = extent // dim.scale
     for type_, shape in zip(types, shapes, strict=True):
-        good = type_.at(sizes["R"], sizes["T"]) == tuple(shape) and 0 not in shape
-        if not good:
+        wanted = type_.at(sizes["R"], sizes["T"])
+        if wanted != tuple(shape) or min(wanted, default=1) < 1:
             raise SpecError(
                 f"an input has shape {list(shape)}; allowed: {render_type(type_)} "
                 f"with the same R and T in every input (here R = {sizes['R']}, T = {sizes['T']})"

@@ -58,7 +58,8 @@ class OpCase:
         inputs = [Port(name, value) for name, value, arg in named if not arg.is_weight]
         types = [arg.type for arg in given] + list(self.outputs)
         dims = [dim for port in inputs for dim in types[port.value].shape]
-        if not all(any((d.rows, d.tokens) == only for d in dims) for only in _sizes_in(types)):
+        told = {(d.rows, d.tokens) for d in dims}
+        if not inputs or _sizes_in(types) - told:
             inputs.append(Port("sizes", len(types)))  # tells R and T where no input of the op does
             types.append(Type((Dim(1, rows=1), Dim(1, tokens=1)), "bool"))
         return Program(
