@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -74,6 +75,10 @@ class HttpApp:
             # The rest of the body was not read: the connection cannot be used again.
             close = [(b"connection", b"close")] if error.reason == "too_large" else []
             status, headers, body = error.answer(*close)
+        except asyncio.CancelledError:
+            # The server noticed first that the client is gone.
+            self.counts["client_gone"] += 1
+            raise
         except Exception:
             self.counts["internal"] += 1
             log.exception("request failed path=%r", scope.get("path"))
@@ -87,19 +92,21 @@ class HttpApp:
         root = scope.get("root_path")
         if root and path.startswith(root):
             path = path[len(root) :]
-        parts = path.split("/")
-        is_model = len(parts) > 3 and parts[1] == "v2" and parts[2] == "models" and parts[3]
-        if is_model and parts[-1] == "infer" and len(parts) in (5, 7):
+        model = _MODEL.fullmatch(path)
+        if model is not None:
+            name, version, action = model.groups("")
+            _check_verb(scope, "POST" if action == "infer" else "GET")
+            info = self._tenant(name, version)
+            if action == "infer":
+                return await self._infer(_check_ready(info), scope, receive)
+            return _json(_DESCRIBE[action](info))
+        tenant = _PLAIN.fullmatch(path)
+        if tenant is not None:
             _check_verb(scope, "POST")
-            return await self._infer(_check_ready(self._model(parts)), scope, receive)
-        if len(parts) == 3 and parts[1] == "tenants" and parts[2]:
-            _check_verb(scope, "POST")
-            return await self._plain(_check_ready(self._tenant(parts[2])), scope, receive)
-        if is_model:
-            return self._describe(parts, scope)
+            return await self._plain(_check_ready(self._tenant(tenant[1])), scope, receive)
         route = _ROUTES.get(path)
         if route is None:
-            raise _no_route(path)
+            raise HttpError("unknown_route", f"no route {path!r}")
         _check_verb(scope, "GET")
         return await route(self, scope)
 
@@ -126,7 +133,6 @@ class HttpApp:
             inputs = tensors.conform(info, await handler.preprocess(payload))
             outputs = await self._run(info, inputs, budget_ns, 0, receive)
             return plain.format_payload(await handler.postprocess(outputs, payload))
-        plain.check_json_outputs(info)
         inputs = plain.parse_json(info, body)
         return plain.format_json(await self._run(info, inputs, budget_ns, 0, receive))
 
@@ -186,24 +192,6 @@ class HttpApp:
             )
         return info
 
-    def _model(self, parts: list[str]) -> TenantInfo:
-        """Of `/v2/models/{m}/...` or `/v2/models/{m}/versions/{v}/...`."""
-        if len(parts) > 5 and parts[4] != "versions":
-            raise _no_route("/".join(parts))
-        return self._tenant(parts[3], parts[5] if len(parts) > 5 else "")
-
-    def _describe(self, parts: list[str], scope: Message) -> Answer:
-        last = parts[-1] if len(parts) in (5, 7) else ""
-        if len(parts) not in (4, 5, 6, 7) or (len(parts) % 2 and last not in ("ready", "config")):
-            raise _no_route("/".join(parts))
-        _check_verb(scope, "GET")
-        info = self._model(parts)
-        if last == "config":
-            return _json(oip.model_config(info))
-        if last == "ready":
-            return _json({"name": _check_ready(info).name, "ready": True})
-        return _json(oip.model_metadata(info))
-
     def _shown(self) -> list[TenantInfo]:
         client, only = self._client_source(), self._settings.tenants
         known = {} if client is None else client.directory
@@ -254,6 +242,13 @@ class HttpApp:
             raise HttpError(error.reason, error.message, error.retry_after_ns) from None
 
 
+_MODEL: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/(infer|ready|config))?")
+_PLAIN: Final = re.compile(r"/tenants/([^/]+)")
+_DESCRIBE: Final[dict[str, Callable[[TenantInfo], Any]]] = {
+    "": oip.model_metadata,
+    "config": oip.model_config,
+    "ready": lambda info: {"name": _check_ready(info).name, "ready": True},
+}
 _ROUTES: Final[dict[str, Callable[[HttpApp, Message], Awaitable[Answer]]]] = {
     "/v2": HttpApp._server,
     "/v2/": HttpApp._server,
@@ -346,10 +341,6 @@ def _check_ready(info: TenantInfo) -> TenantInfo:
         why = f": {info.reason}" if info.reason else ""
         raise HttpError(info.state, f"tenant {info.name!r} is {info.state}{why}")
     return info
-
-
-def _no_route(path: str) -> HttpError:
-    return HttpError("unknown_route", f"no route {path!r}")
 
 
 def _too_large(limit: int) -> HttpError:

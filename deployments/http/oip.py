@@ -92,7 +92,9 @@ def parse_infer(info: TenantInfo, body: bytes, header_length: bytes | None) -> C
     else:
         split = _header_length(header_length, len(body))
         if split == 0:
-            return _raw_call(info, body)
+            # Nothing but the one input's data: all outputs come back binary.
+            outputs = [(port, True) for port in info.outputs]
+            return Call(tensors.from_raw(info, body), outputs)
         head, tail = body[:split], memoryview(body)[split:]
     try:
         request = _BODY.decode(head)
@@ -190,28 +192,9 @@ def _outputs(info: TenantInfo, request: InferBody) -> list[tuple[PortInfo, bool]
             binary = output.parameters.binary_data
             chosen.append((port, default if binary is None else binary))
     for port, binary in chosen:
-        if port.dtype in tensors.BINARY_ONLY and not binary:
-            raise malformed(
-                f"outputs: {port.name!r} is {tensors.DATATYPES[port.dtype]}, which has no JSON "
-                "form: ask for binary_data"
-            )
+        if not binary:
+            tensors.check_has_json(port, f"outputs.{port.name}")
     return chosen
-
-
-def _raw_call(info: TenantInfo, body: bytes) -> Call:
-    """Header length 0: the body is the one input's data; all outputs come back binary."""
-    port = only_input(info)
-    shape = tensors.raw_shape(port, len(body), f"inputs.{port.name}")
-    array = tensors.from_bytes(port, memoryview(body), f"inputs.{port.name}", shape)
-    return Call(inputs={port.name: array}, outputs=[(port, True) for port in info.outputs])
-
-
-def only_input(info: TenantInfo) -> PortInfo:
-    if len(info.inputs) != 1:
-        raise malformed(
-            f"body: raw data need a model with one input, {info.name!r} has {len(info.inputs)}"
-        )
-    return info.inputs[0]
 
 
 def format_infer(info: TenantInfo, call: Call, outputs: Mapping[str, np.ndarray]) -> Answer:

@@ -15,7 +15,6 @@ import numpy as np
 
 from coissue.deployments.http import tensors
 from coissue.deployments.http.errors import JSON, RAW, Answer, HttpError, explain, malformed
-from coissue.deployments.http.oip import only_input
 
 if TYPE_CHECKING:
     from coissue.deployments.channel.frames import TenantInfo
@@ -29,6 +28,8 @@ _BODY: Final = msgspec.json.Decoder(PlainBody)
 
 
 def parse_json(info: TenantInfo, body: bytes) -> dict[str, np.ndarray]:
+    for port in info.outputs:
+        tensors.check_has_json(port, f"outputs.{port.name}")
     try:
         given = _BODY.decode(body).inputs
     except tensors.DECODE_ERRORS as error:
@@ -46,13 +47,11 @@ def parse_json(info: TenantInfo, body: bytes) -> dict[str, np.ndarray]:
 
 
 def parse_raw(info: TenantInfo, body: bytes) -> dict[str, np.ndarray]:
-    port = only_input(info)
     if len(info.outputs) != 1:
         raise malformed(
             f"body: raw data need a model with one output, {info.name!r} has {len(info.outputs)}"
         )
-    shape = tensors.raw_shape(port, len(body), f"inputs.{port.name}")
-    return {port.name: tensors.from_bytes(port, memoryview(body), f"inputs.{port.name}", shape)}
+    return tensors.from_raw(info, body)
 
 
 def parse_payload(body: bytes) -> Any:
@@ -61,16 +60,6 @@ def parse_payload(body: bytes) -> Any:
         return msgspec.json.decode(body)
     except tensors.DECODE_ERRORS as error:
         raise explain(error) from None
-
-
-def check_json_outputs(info: TenantInfo) -> None:
-    """Refuses before any work what could not be answered in JSON."""
-    for port in info.outputs:
-        if port.dtype in tensors.BINARY_ONLY:
-            raise malformed(
-                f"outputs.{port.name}: {tensors.DATATYPES[port.dtype]} has no JSON form: "
-                "use application/octet-stream or the binary data of /v2"
-            )
 
 
 def format_json(outputs: Mapping[str, np.ndarray]) -> Answer:

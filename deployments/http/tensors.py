@@ -40,6 +40,11 @@ def _decoder(scalar: type, depth: int) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(form)
 
 
+def check_has_json(port: PortInfo, path: str) -> None:
+    if port.dtype in BINARY_ONLY:
+        raise malformed(f"{path}: {DATATYPES[port.dtype]} has no JSON form, use binary data")
+
+
 def _leading_brackets(data: bytes) -> int:
     head = data[:1024].translate(None, b" \t\r\n")
     return len(head) - len(head.lstrip(b"["))
@@ -53,8 +58,7 @@ def from_json(
     With `shape`, the list must hold exactly `count` elements; without, at most `count`, nested as
     deep as the port has dimensions.
     """
-    if port.dtype in BINARY_ONLY:
-        raise malformed(f"{path}: {DATATYPES[port.dtype]} has no JSON form, send it as binary data")
+    check_has_json(port, path)
     # Commas separate elements at every depth: one less than elements, whatever the nesting.
     given = data.count(b",") + 1
     if given > count or (shape is not None and given != count):
@@ -103,21 +107,26 @@ def from_bytes(port: PortInfo, data: memoryview, path: str, shape: Sequence[int]
     return array
 
 
-def raw_shape(port: PortInfo, num_bytes: int, path: str) -> list[int]:
-    """The shape that `num_bytes` of raw data have: at most one dimension may be open.
+def from_raw(info: TenantInfo, body: bytes) -> dict[str, np.ndarray]:
+    """The one input of a model, as nothing but its data: at most one dimension may be open.
 
     With an open token dimension the data are one row of tokens.
     """
-    itemsize = NUMPY_DTYPES[port.dtype].itemsize
-    unit = itemsize * math.prod(dim.scale for dim in port.shape)
-    size, rest = divmod(num_bytes, unit)
-    tokens = any(dim.tokens for dim in port.shape)
-    rows, tokens_per_row = (1, size) if tokens else (size, 1)
-    shape = [dim.at(rows, tokens_per_row) for dim in port.shape]
-    if rest or math.prod(shape) * itemsize != num_bytes:
-        one = "token" if tokens else "row"
-        raise malformed(f"{path}: {num_bytes} bytes are not a whole number of {one}s of {unit}")
-    return shape
+    if len(info.inputs) != 1:
+        raise malformed(
+            f"body: raw data need a model with one input, {info.name!r} has {len(info.inputs)}"
+        )
+    (port,) = info.inputs
+    path = f"inputs.{port.name}"
+    unit = NUMPY_DTYPES[port.dtype].itemsize * math.prod(dim.scale for dim in port.shape)
+    size, rest = divmod(len(body), unit)
+    has_tokens = any(dim.tokens for dim in port.shape)
+    rows, tokens = (1, size) if has_tokens else (size, 1)
+    if rest:
+        one = "token" if has_tokens else "row"
+        raise malformed(f"{path}: {len(body)} bytes are not a whole number of {one}s of {unit}")
+    shape = [dim.at(rows, tokens) for dim in port.shape]
+    return {port.name: from_bytes(port, memoryview(body), path, shape)}
 
 
 def largest_count(port: PortInfo, info: TenantInfo) -> int:

@@ -390,6 +390,7 @@ def test_cancelling_from_outside_passes_through(server):
 
     asyncio.run(ask())
     assert server.client.cancelled == 1
+    assert server.app.counts == {"client_gone": 1}
 
 
 def test_watching_leaves_no_task(server):

@@ -155,7 +155,7 @@ def test_short_floats_are_binary_only(name):
     del tensor["data"]
     tensor["parameters"] = {"binary_data_size": 4}
     message = refuse(info, request(tensor), b"\0" * 4)
-    assert message == f"outputs: 'y' is {datatype}, which has no JSON form: ask for binary_data"
+    assert message == f"outputs.y: {datatype} has no JSON form, use binary data"
     call = parse(info, request(tensor, parameters={"binary_data_output": True}), b"\0" * 4)
     assert call.inputs["x"].dtype.itemsize == 2
 
