@@ -98,7 +98,7 @@ def _deployed(config: dict[str, Any]) -> Iterator[None]:
     import ray
     from pydantic import ValidationError
     from ray import serve
-    from ray.serve import _private_api
+    from ray.serve._private.api import serve_start
     from ray.serve.config import gRPCOptions
     from ray.serve.schema import ServeDeploySchema
 
@@ -114,7 +114,7 @@ def _deployed(config: dict[str, Any]) -> Iterator[None]:
     except ValueError:
         ran_before = False
     try:
-        client = _private_api.serve_start(
+        client = serve_start(
             http_options=schema.http_options.model_dump(),
             proxy_location=schema.proxy_location,
             grpc_options=gRPCOptions(**schema.grpc_options.model_dump()),
