@@ -82,4 +82,8 @@ class Request:
 def run_together(requests):
     """All requests through all kernels of their programs, one launch per kernel."""
     for index in range(len(requests[0].tenant.kernels)):
-        requests[0].tenant.device.run([request.segment(index) for request in requests])
+        run_kernel(requests, index)
+
+
+def run_kernel(requests, index):
+    requests[0].tenant.device.run([request.segment(index) for request in requests])

@@ -1,0 +1,151 @@
+"""Whole programs on the CPU device: requests in one launch equal the interpreter on each alone."""
+
+from __future__ import annotations
+
+import device_rig
+import numpy as np
+import programs
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coissue.kernels.cpu.device import Slice
+from coissue.kernels.passes.pipeline import lower
+
+#: A few f32 roundings in a row against f64; logits are of order one.
+TOLERANCE = 2e-4
+SIZES = st.tuples(st.integers(0, 4), st.integers(1, 9))
+
+
+def attach(device, name, seed=0):
+    model = programs.MODELS[name]() if seed == 0 else reseeded(name, seed)
+    return model, device_rig.Tenant(device, model.program, model.weights, lower)
+
+
+def reseeded(name, seed):
+    """The same model with other floats in its weights, as a tenant's own training gives."""
+    model, rng = programs.MODELS[name](), np.random.default_rng(seed)
+    other = {
+        k: rng.permutation(a.ravel()).reshape(a.shape) if a.dtype.kind == "f" else a
+        for k, a in model.weights.items()
+    }
+    return programs.Model(model.program, other, model.fills)
+
+
+def request(model, tenant, rows, tokens, seed):
+    made = model.request(max(rows, 1), tokens, np.random.default_rng(seed))
+    types = {port.name: model.program.types[port.value] for port in model.program.inputs}
+    if rows == 0:
+        made = {k: np.zeros(types[k].at(0, tokens), a.dtype) for k, a in made.items()}
+    return tenant.request(made, rows, tokens)
+
+
+@pytest.mark.parametrize("name", programs.MODELS)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_requests_of_two_tenants_together_equal_each_alone(name, device, data):
+    attached = [attach(device, name), attach(device, name, seed=5)]
+    has_tokens = attached[0][0].program.tokens_limit > 0
+    sizes = data.draw(st.lists(SIZES, min_size=1, max_size=6))
+    owners = data.draw(st.lists(st.integers(0, 1), min_size=len(sizes), max_size=len(sizes)))
+    requests = [
+        request(*attached[owner], rows, tokens if has_tokens else 0, seed=i)
+        for i, (owner, (rows, tokens)) in enumerate(zip(owners, sizes, strict=True))
+    ]
+    device_rig.run_together(requests)
+    for one in requests:
+        one.check(TOLERANCE)
+    for _, tenant in attached:
+        tenant.detach()
+    assert device.bytes_held == 0
+
+
+@pytest.mark.parametrize("name", programs.MODELS)
+def test_nan_of_one_tenant_stays_with_it(name, device):
+    """The poisoned request shares every launch; the others' answers keep every bit."""
+    (model, good), (_, bad) = attach(device, name), attach(device, name, seed=5)
+    tokens = 5 if model.program.tokens_limit else 0
+
+    def answers(poison):
+        mixed = [
+            request(model, t, r, tokens, i)
+            for i, (t, r) in enumerate(((good, 2), (bad, 3), (good, 1)))
+        ]
+        for array in mixed[1].inputs.values():
+            if poison and array.dtype.kind == "f":
+                array[...] = np.nan
+        device_rig.run_together(mixed)
+        return mixed[0].outputs(), mixed[2].outputs()
+
+    for clean, beside_nan in zip(answers(poison=False), answers(poison=True), strict=True):
+        for key, wanted in clean.items():
+            np.testing.assert_array_equal(beside_nan[key], wanted)
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_poisoned_weights_stay_with_their_tenant(device, seed):
+    model, good = attach(device, "bert")
+    poisoned = {k: a * np.nan if a.dtype.kind == "f" else a for k, a in model.weights.items()}
+    bad = device_rig.Tenant(device, model.program, poisoned, lower)
+    requests = [request(model, t, 2, 3 + seed, i) for i, t in enumerate((bad, good, bad, good))]
+    device_rig.run_together(requests)
+    for one in (requests[1], requests[3]):
+        one.check(TOLERANCE)
+    assert np.isnan(requests[0].outputs()["y"]).all()
+
+
+def test_requests_that_travel_together_are_never_copied(device, monkeypatch):
+    model, tenant = attach(device, "mlp")
+    requests = [request(model, tenant, rows, 0, rows) for rows in (2, 1, 3)]
+    device_rig.run_kernel(requests, 0)
+    made = [one.buffers[one.segment(0).kernel.outputs[0]] for one in requests]
+    assert all(isinstance(own, Slice) for own in made)
+    assert len({own.tensor.data_ptr() for own in made}) == 1
+
+    monkeypatch.setattr(torch, "cat", None)  # a copy would call it
+    for index in range(1, len(tenant.kernels)):
+        device_rig.run_kernel(requests[::-1], index)
+    for one in requests:
+        one.check(TOLERANCE)
+
+
+def test_requests_that_meet_on_the_way_are_joined(device):
+    model, tenant = attach(device, "mlp")
+    early, late = request(model, tenant, 2, 0, 1), request(model, tenant, 3, 0, 2)
+    device_rig.run_kernel([early], 0)
+    device_rig.run_kernel([late], 0)
+    for index in range(1, len(tenant.kernels)):
+        device_rig.run_kernel([late, early], index)
+    early.check(TOLERANCE)
+    late.check(TOLERANCE)
+
+
+def test_values_are_dropped_once_nothing_reads_them(device):
+    model, tenant = attach(device, "bert")
+    one = request(model, tenant, 2, 4, 0)
+    device_rig.run_together([one])
+    assert set(one.buffers) == {port.value for port in tenant.lowered.program.outputs}
+
+
+def test_failed_launch_changes_no_buffers(device):
+    model, tenant = attach(device, "bert")
+    good, bad = request(model, tenant, 1, 4, 0), request(model, tenant, 1, 4, 1)
+    bad.inputs["ids"][...] = 10_000
+    before = [dict(one.buffers) for one in (good, bad)]
+    with pytest.raises(IndexError):
+        for index in range(len(tenant.kernels)):
+            before = [dict(one.buffers) for one in (good, bad)]
+            device_rig.run_kernel([good, bad], index)
+    assert [dict(one.buffers) for one in (good, bad)] == before
+    for index in range(index, len(tenant.kernels)):
+        device_rig.run_kernel([good], index)
+    good.check(TOLERANCE)
+
+
+def test_plans_are_shared_by_signature(device):
+    attach(device, "bert")
+    misses = device.plans.miss_count
+    _, second = attach(device, "bert", seed=5)
+    assert device.plans.miss_count == misses
+    assert device.plans.hit_count >= len(second.kernels)
