@@ -3,8 +3,7 @@
 `build` runs in a task of the cluster: it only checks the settings and binds deployments.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: Serve reads the class of `args` from the annotation.
 from ray.serve.deployment import Application
 
 from coissue.deployments.control import Control
