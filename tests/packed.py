@@ -52,6 +52,7 @@ class PackedRun:
             done.add(index)
             left.remove(index)
         outputs = self.lowered.program.outputs
+        self.live |= {value: [w] * len(self.sizes) for value, w in self.weights.items()}
         return [
             {port.name: self.live[port.value][i] for port in outputs}
             for i in range(len(self.sizes))

@@ -47,7 +47,9 @@ def fuse(program: Program, layouts: Sequence[Layout], modes: Sequence[Mode]) -> 
     kernels = []
     for ops, kind in grouping.groups():
         steps = [(program.ops[i], modes[i]) for i in ops]
-        kernels.append(assemble(program, layouts, steps, kind, grouping.crossing))
+        is_fixed = all(mode is Mode.ONCE for _, mode in steps)
+        handed = grouping.results if is_fixed else grouping.crossing
+        kernels.append(assemble(program, layouts, steps, kind, handed))
     return arrange(program, layouts, kernels)
 
 
@@ -65,8 +67,12 @@ class Grouping:
             for value in set(op.inputs):
                 self.readers[value].append(index)
         self.results = {port.value for port in program.outputs}
-        #: Values needed outside the group that makes them; filled by `groups`.
-        self.crossing = set(self.results)
+        #: Values, not FIXED, needed outside the group that makes them; filled by `groups`.
+        self.crossing = {
+            value
+            for value in self.results
+            if value in self.maker and modes[self.maker[value]] is not Mode.ONCE
+        }
 
     def groups(self) -> list[tuple[list[int], KernelKind]]:
         """Every group's ops, with the FIXED ops it needs, in an order that can be run."""
@@ -184,21 +190,14 @@ def assemble(
     layouts: Sequence[Layout],
     steps: Sequence[tuple[Op, Mode]],
     kind: KernelKind,
-    crossing: Container[int],
+    handed: Container[int],
 ) -> Kernel:
-    """The kernel of `steps`, which are in an order that can be run and hand out what is in
-    `crossing` (FIXED values only if there is nothing else)."""
+    """The kernel of `steps`, which are in an order that can be run; it hands out `handed`."""
     ops, modes = zip(*steps, strict=True)
     made = dict.fromkeys(value for op in ops for value in op.outputs)
     read = dict.fromkeys(v for op in ops for v in op.inputs if v not in made and v != ABSENT)
     weights = {weight.value for weight in program.weights}
-    only_fixed = set(modes) == {Mode.ONCE}
-    outputs = tuple(
-        value
-        for op, mode in steps
-        for value in op.outputs
-        if value in crossing and (only_fixed or mode is not Mode.ONCE)
-    )
+    outputs = tuple(value for value in made if value in handed)
     return Kernel(
         ops=ops,
         modes=modes,
