@@ -1,0 +1,142 @@
+"""Canonical forms and kernels: what becomes one launch, in which order, and what it frees."""
+
+from __future__ import annotations
+
+import pytest
+from programs import MODELS, Builder, bert, cnn, gpt, lstm
+
+from coissue.kernels.ir import R, T
+from coissue.kernels.passes.canonicalise import canonicalise
+from coissue.kernels.passes.link import cut
+from coissue.kernels.passes.pipeline import lower
+
+
+def steps(lowered):
+    return [" ".join(op.name for op in kernel.ops) for kernel in lowered.kernels]
+
+
+def test_convolution_batch_norm_and_activation_are_one_kernel():
+    assert steps(lower(cnn().program)) == [
+        "conv batch_norm relu",
+        "conv batch_norm clamp",
+        "conv batch_norm",
+        "conv batch_norm add relu",
+        "adaptive_avg_pool reshape",
+        "linear",
+    ]
+
+
+def test_a_transformer_layer_stays_token_by_token():
+    found = steps(lower(gpt().program))
+    assert found[3:] == [
+        "layer_norm",
+        *["linear reshape"] * 3,
+        "attention reshape",
+        "linear add",
+        "layer_norm reshape",
+        "linear reshape gelu",
+        "linear add",
+        "layer_norm",
+    ]
+
+
+def test_the_last_state_is_read_from_the_tokens():
+    lowered = lower(lstm().program)
+    cell = lowered.kernels[0]
+    assert cell.outputs == cell.ops[0].outputs[:1]
+
+
+def test_position_lookups_are_of_indices_per_token():
+    lowered = lower(bert().program)
+    for kernel in lowered.kernels:
+        for op in kernel.ops:
+            if op.name == "embedding":
+                assert lowered.program.types[op.outputs[0]].shape[:2] == (R, T)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_read_what_is_there_and_drop_it_once(name, joined):
+    lowered = lower(MODELS[name]().program)
+    if joined:
+        lowered = cut({"a": lowered}, lambda kernel: 1, 3)["a"]
+    live = {port.value for port in lowered.program.inputs}
+    weights = {weight.value for weight in lowered.program.weights}
+    seen_ops = []
+    for index, kernel in enumerate(lowered.kernels):
+        assert live.issuperset(kernel.inputs)
+        assert weights.issuperset(kernel.weights)
+        assert all(producer < index for producer in lowered.producers[index])
+        made = {value for op in kernel.ops for value in op.outputs}
+        assert made.issuperset(kernel.outputs)
+        live |= set(kernel.outputs)
+        assert live.issuperset(lowered.drops[index])
+        live -= set(lowered.drops[index])
+        seen_ops += [
+            op.outputs for op, m in zip(kernel.ops, kernel.modes, strict=True) if m.value != "once"
+        ]
+    assert live == {port.value for port in lowered.program.outputs}
+    assert len(seen_ops) == len(set(seen_ops))
+
+
+def test_what_does_nothing_goes():
+    b = Builder("nothing", tokens_limit=0)
+    x = b.input("x", R, 2, 3)
+    y = b.op("permute", b.op("permute", x, dims=(0, 2, 1)), dims=(0, 2, 1))
+    y = b.op("reshape", b.op("reshape", b.op("identity", y), out=(R, 6)), out=(R, 2, 3))
+    y = b.op("cast", b.op("expand", y, out=(R, 2, 3)), dtype="f32")
+    y = b.op(
+        "slice",
+        b.op("pad", y, out=(), pads=(0, 0, 0, 0), value=0.0),
+        dim=1,
+        start=0,
+        stop=2,
+        step=1,
+    )
+    unused = b.op("exp", x)
+    model = b.build(y=b.op("relu", y))
+    assert unused in [op.outputs[0] for op in model.program.ops]
+    assert [op.name for op in canonicalise(model.program).ops] == ["relu"]
+
+
+def test_a_negative_zero_survives_adding_zero():
+    b = Builder("zero", tokens_limit=0)
+    x = b.input("x", R, 2)
+    program = b.build(y=b.op("add", x, b.constant(0.0))).program
+    assert "add" in [op.name for op in canonicalise(program).ops]
+
+
+def test_a_second_reader_ends_the_epilogue():
+    b = Builder("shared", tokens_limit=0)
+    h = b.linear(b.input("x", R, 4), 4)
+    model = b.build(y=b.op("add", b.op("relu", h), b.op("exp", h)))
+    assert steps(lower(model.program)) == ["linear", "relu exp add"]
+
+
+def test_an_output_in_the_middle_is_handed_out():
+    b = Builder("middle", tokens_limit=0)
+    h = b.linear(b.input("x", R, 4), 4)
+    lowered = lower(b.build(h=h, y=b.op("relu", h)).program)
+    assert steps(lowered) == ["linear", "relu"]
+    assert lowered.drops == ((0,), ())
+
+
+def test_a_chain_around_a_memory_bound_op_is_not_a_circle():
+    """Stitching both ends together would make the kernel wait for itself."""
+    b = Builder("circle", tokens_limit=0)
+    x = b.op("exp", b.input("x", R, 4))
+    y = b.op("softmax", b.linear(x, 4), dim=1)
+    model = b.build(y=b.op("add", b.op("exp", x), y))
+    assert steps(lower(model.program)) == ["exp exp", "linear", "softmax add"]
+
+
+def test_constants_are_repeated_where_they_are_needed():
+    b = Builder("constants", tokens_limit=0)
+    two = b.constant(2.0)
+    x = b.op("mul", b.input("x", R, 4), two)
+    y = b.op("div", b.linear(x, 4), two)
+    lowered = lower(b.build(y=y, two=two).program)
+    two = lowered.program.outputs[1].value
+    assert steps(lowered) == ["constant mul", "constant linear div", "constant"]
+    assert all(two not in kernel.inputs for kernel in lowered.kernels)
+    assert [two in kernel.outputs for kernel in lowered.kernels] == [False, False, True]
