@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -70,6 +71,7 @@ def _ray(console: Console) -> Iterator[None]:
     """Connected to the Ray of this machine, or to one of our own that ends with us."""
     import ray
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     # Tenants' factories are imported from where the command is run.
     here = os.getcwd()
     sys.path.insert(0, here)
@@ -184,6 +186,7 @@ def _base_url(config: dict[str, Any]) -> str:
 
 def _print_urls(base: str, settings: AppSettings, console: Console) -> None:
     name = settings.tenants[0].name
+    console.print()
     for text, url in (
         ("plain route", f"POST {base}/tenants/{name}"),
         ("Open Inference Protocol", f"POST {base}/v2/models/{name}/infer"),
