@@ -209,7 +209,7 @@ def _check_op(
         call = Call(inputs, attrs, declared, program.rows_limit, program.tokens_limit)
         _compare(op, definition.infer(call), declared)
     except (Mismatch, SpecError) as error:
-        raise SpecError(f"{place}: {error}") from None
+        raise SpecError(f"{place}: {str(error)[:1000]}") from None
 
 
 def _check_inputs(

@@ -25,26 +25,32 @@ Ints = tuple[int, ...]
 Out = tuple[Ints, Any]
 Shape = tuple[Dim, ...]
 
-FLOATS: Final = frozenset({"f16", "bf16", "f32", "f64"})
-INTS: Final = frozenset({"u8", "i8", "i16", "i32", "i64"})
-NUMBERS: Final = FLOATS | INTS
-ANY: Final = NUMBERS | {"bool"}
-#: dtypes an index tensor may have.
-INDICES: Final = frozenset({"i32", "i64"})
-BOOL: Final = frozenset({"bool"})
-
 INT_LOW: Final = -(2**63)
 INT_HIGH: Final = 2**63 - 1
 #: Smallest and largest value of each integer dtype.
 INT_RANGE: Final = {
-    "u8": (0, 255),
-    **{f"i{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    "u8": (0, 255), "i8": (-128, 127), "i16": (-(2**15), 2**15 - 1),
+    "i32": (-(2**31), 2**31 - 1), "i64": (INT_LOW, INT_HIGH),
+}  # fmt: skip
+_FLOATS: Final = ("f16", "bf16", "f32", "f64")
+#: The dtypes an input may have, by the word used in the op table.
+KINDS: Final[dict[str, tuple[str, ...]]] = {
+    "float": _FLOATS,
+    "number": (*_FLOATS, *INT_RANGE),
+    "any": (*_FLOATS, *INT_RANGE, "bool"),
+    "index": ("i32", "i64"),
+    "bool": ("bool",),
 }
 ONE: Final = Dim(1)
 
 
 class Mismatch(Exception):
     """The types do not fit the op; the text says which and what would be allowed."""
+
+
+def require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise Mismatch(sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +61,31 @@ class Attr:
     """
 
     kind: str
-    optional: bool = False
     low: int = INT_LOW
     high: int = INT_HIGH
+    optional: bool = False
     choices: tuple[str, ...] = ()
+
+
+FLAG: Final = Attr("bool")
+FLOAT: Final = Attr("float")
+SCALAR: Final = Attr("scalar")
+POSITIVE: Final = Attr("int", 1, 2**31)
+#: Dims are counted from 0.
+DIM: Final = Attr("int", 0, 63)
+DIMS: Final = Attr("ints", 0, 63)
+
+
+def one_of(*choices: str) -> Attr:
+    return Attr("str", choices=choices)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One op as inference sees it. Optional inputs not given are None; attrs are complete."""
+    """One op as inference sees it. Optional inputs not given are None; attrs are complete.
+
+    Methods answer about an input, or raise `Mismatch` if it is not as asked.
+    """
 
     inputs: tuple[Type | None, ...]
     attrs: Mapping[str, Any]
@@ -73,14 +95,45 @@ class Call:
     tokens_limit: int
 
     def type(self, index: int) -> Type:
-        """The type of an input that must be there."""
         found = self.inputs[index]
-        require(found is not None, f"input {index} is missing")
-        assert found is not None
+        if found is None:
+            raise Mismatch(f"input {index} is missing")
         return found
 
-    def shape(self, index: int) -> Shape:
-        return self.type(index).shape
+    def shape(self, index: int, rank: Sequence[int] = range(64)) -> Shape:
+        """The shape of an input that must have one of the given ranks."""
+        shape = self.type(index).shape
+        text = f"{rank[0]}" if len(rank) == 1 else f"{rank[0]} to {rank[-1]}"
+        require(
+            len(shape) in rank, f"input {index} has shape {render_shape(shape)}; needs rank {text}"
+        )
+        return shape
+
+    def dtype(self, kind: str, *indices: int) -> str:
+        """The one dtype, of the given kind, that the inputs share (all inputs, if none named)."""
+        chosen = [self.inputs[i] for i in indices] if indices else list(self.inputs)
+        dtypes = [t.dtype for t in chosen if t is not None]
+        require(
+            len(set(dtypes)) == 1 and dtypes[0] in KINDS[kind],
+            f"inputs have dtypes {', '.join(dtypes)}; allowed: one of {', '.join(KINDS[kind])}",
+        )
+        return dtypes[0]
+
+    def extent(self, index: int, dim: int) -> Dim:
+        shape = self.shape(index)
+        require(dim < len(shape), f"dim {dim} is not one of the {len(shape)} dims, from 0")
+        return shape[dim]
+
+    def expect(self, index: int, wanted: Shape) -> None:
+        """If the input is there, it must have the shape `wanted`."""
+        found = self.inputs[index]
+        if found is not None:
+            require_shape(found.shape, wanted, f"input {index}")
+
+    def like(self, kind: str, dtype: str | None = None) -> tuple[Type, ...]:
+        """Inputs share a dtype of that kind; the output is as input 0, or of another dtype."""
+        found = self.dtype(kind)
+        return (Type(self.shape(0), dtype or found),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,25 +141,20 @@ class OpDef:
     """One row of the op table."""
 
     infer: Callable[[Call], tuple[Type, ...]]
-    #: numpy meaning: `run(*arrays, **attrs)`, plus `out=(shape, numpy dtype)` if `typed`.
+    #: numpy meaning: `run(*arrays, **attrs)`, plus `out=Out` if `typed`.
     run: Callable[..., Any]
     #: Inputs that must be given.
     required: int = 1
     #: Inputs after those that may be ABSENT or left out.
     optional: int = 0
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
     #: True: any number of further inputs, none of them ABSENT.
     variadic: bool = False
-    attrs: Mapping[str, Attr] = field(default_factory=dict)
     #: Number of outputs; 0 means as many as the program declares.
     outputs: int = 1
     typed: bool = False
     #: True: floats are widened to f64 before `run` and rounded once after it.
     widen: bool = True
-
-
-def require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise Mismatch(sentence)
 
 
 def render_dim(dim: Dim) -> str:
@@ -123,59 +171,24 @@ def render_type(type_: Type) -> str:
     return type_.dtype + render_shape(type_.shape)
 
 
-def require_dtypes(call: Call, allowed: frozenset[str], *indices: int) -> str:
-    """The one dtype shared by the given inputs (all that are present, if none are named)."""
-    chosen = [call.inputs[i] for i in indices] if indices else list(call.inputs)
-    dtypes = [t.dtype for t in chosen if t is not None]
-    require(
-        len(set(dtypes)) == 1 and dtypes[0] in allowed,
-        f"inputs have dtypes {', '.join(dtypes)}; allowed: one of {', '.join(sorted(allowed))}",
-    )
-    return dtypes[0]
-
-
-def require_rank(shape: Shape, low: int, high: int, what: str) -> None:
-    wanted = f"rank {low}" if low == high else f"a rank of {low} to {high}"
-    require(low <= len(shape) <= high, f"{what} has shape {render_shape(shape)}; needs {wanted}")
-
-
-def require_dim(shape: Shape, dim: int) -> Dim:
-    """The extent of `dim`, which must be counted from 0."""
-    require(0 <= dim < len(shape), f"dim {dim} is not one of the {len(shape)} dims, from 0")
-    return shape[dim]
-
-
 def require_shape(found: Shape, wanted: Shape, what: str) -> None:
-    require(
-        found == wanted,
-        f"{what} has shape {render_shape(found)}; needs {render_shape(wanted)}",
-    )
+    text = f"{what} has shape {render_shape(found)}; needs {render_shape(wanted)}"
+    require(found == wanted, text)
 
 
-def require_dims(shape: Shape, dims: Sequence[int]) -> None:
+def require_dims(shape: Shape, dims: Ints) -> None:
     """`dims` must be increasing and inside the rank."""
-    require(
-        bool(dims) and list(dims) == sorted(set(dims)) and dims[0] >= 0 and dims[-1] < len(shape),
-        f"dims {tuple(dims)} must be increasing dims of {render_shape(shape)}",
-    )
-
-
-def require_present(call: Call, index: int, wanted: Shape, what: str) -> None:
-    """Checks the shape of an optional input, if it is there."""
-    found = call.inputs[index]
-    if found is not None:
-        require_shape(found.shape, wanted, what)
+    good = bool(dims) and list(dims) == sorted(set(dims)) and dims[-1] < len(shape)
+    require(good, f"dims {dims} must be increasing dims of {render_shape(shape)}")
 
 
 def require_value(value: Any, dtype: str, what: str) -> None:
-    """A scalar attr must be exactly representable as the kind of number `dtype` is."""
-    if dtype in INT_RANGE:
-        low, high = INT_RANGE[dtype]
-        good = type(value) is int and low <= value <= high
-    elif dtype == "bool":
-        good = type(value) is bool
-    else:
-        good = type(value) in (int, float)
+    """A scalar attr must be the kind of number `dtype` holds, and inside its range."""
+    kinds: dict[str, tuple[type, ...]] = {"bool": (bool,), **dict.fromkeys(INT_RANGE, (int,))}
+    low, high = INT_RANGE.get(dtype, (value, value))
+    good = type(value) in kinds.get(dtype, (int, float)) and (
+        value != value or low <= value <= high
+    )
     require(good, f"{what} {value!r} is not a value of {dtype}")
 
 
@@ -183,14 +196,12 @@ def broadcast(*shapes: Shape) -> Shape:
     """numpy's broadcasting; two extents fit if equal as monomials or if one is the fixed 1."""
     rank = max(map(len, shapes))
     padded = [(ONE,) * (rank - len(shape)) + shape for shape in shapes]
-    return tuple(_join(column, shapes) for column in zip(*padded, strict=True))
-
-
-def _join(column: Sequence[Dim], shapes: Sequence[Shape]) -> Dim:
-    wide = {dim for dim in column if dim != ONE}
-    if len(wide) > 1:
-        raise Mismatch("shapes " + " and ".join(map(render_shape, shapes)) + " do not broadcast")
-    return wide.pop() if wide else ONE
+    joined = []
+    for column in zip(*padded, strict=True):
+        wide = {dim for dim in column if dim != ONE} or {ONE}
+        require(len(wide) == 1, " and ".join(map(render_shape, shapes)) + " do not broadcast")
+        joined.append(wide.pop())
+    return tuple(joined)
 
 
 def product(shape: Sequence[Dim]) -> Dim:
@@ -199,9 +210,3 @@ def product(shape: Sequence[Dim]) -> Dim:
     for dim in shape:
         scale, rows, tokens = scale * dim.scale, rows + dim.rows, tokens + dim.tokens
     return Dim(scale, rows, tokens)
-
-
-def like(call: Call, index: int = 0, dtype: str | None = None) -> tuple[Type, ...]:
-    """The output type equal to an input's, with another dtype if one is given."""
-    found = call.type(index)
-    return (Type(found.shape, dtype or found.dtype),)

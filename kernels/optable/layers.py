@@ -13,26 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from coissue.kernels.ir import Dim, Type
-from coissue.kernels.optable.base import (
-    BOOL,
-    FLOATS,
-    NUMBERS,
-    Array,
-    Attr,
-    Call,
-    Ints,
-    OpDef,
-    Out,
-    Shape,
-    broadcast,
-    render_dim,
-    render_shape,
-    require,
-    require_dtypes,
-    require_present,
-    require_rank,
-    require_shape,
-)
+from coissue.kernels.optable import base
+from coissue.kernels.optable.base import FLAG, Array, Attr, Call, Ints, OpDef, Out, Shape, require
 from coissue.kernels.optable.reductions import softmax
 
 #: Bound on kernel, stride, padding and dilation, far above any model's.
@@ -40,14 +22,11 @@ WINDOW_LIMIT: Final = 4096
 
 
 def _infer_linear(call: Call) -> tuple[Type, ...]:
-    dtype = require_dtypes(call, NUMBERS)
-    shape, weight = call.shape(0), call.shape(1)
-    require_rank(shape, 1, 63, "input 0")
-    require_rank(weight, 2, 2, "the weight")
+    shape, weight = call.shape(0, range(1, 64)), call.shape(1, [2])
     n, k = weight if call.attrs["layout"] == "nk" else weight[::-1]
-    require_shape(shape[-1:], (k,), "the last dim of input 0")
-    require_present(call, 2, (n,), "the bias")
-    return (Type((*shape[:-1], n), dtype),)
+    base.require_shape(shape[-1:], (k,), "the last dim of input 0")
+    call.expect(2, (n,))
+    return (Type((*shape[:-1], n), call.dtype("number")),)
 
 
 def _linear(x: Array, weight: Array, bias: Array | None, layout: str) -> Array:
@@ -56,14 +35,12 @@ def _linear(x: Array, weight: Array, bias: Array | None, layout: str) -> Array:
 
 
 def _infer_matmul(call: Call) -> tuple[Type, ...]:
-    dtype = require_dtypes(call, NUMBERS)
-    a, b = call.shape(0), call.shape(1)
-    require(bool(a) and bool(b), "an input is a scalar; allowed: at least one dim")
-    left = a if len(a) > 1 else (Dim(1), *a)
-    right = b if len(b) > 1 else (*b, Dim(1))
-    require_shape(right[-2:-1], left[-1:], "the dim summed over in input 1")
+    a, b = (call.shape(index, range(1, 64)) for index in range(2))
+    left = a if len(a) > 1 else (base.ONE, *a)
+    right = b if len(b) > 1 else (*b, base.ONE)
+    base.require_shape(right[-2:-1], left[-1:], "the dim summed over in input 1")
     ends = (left[-2:-1] if len(a) > 1 else ()) + (right[-1:] if len(b) > 1 else ())
-    return (Type(broadcast(left[:-2], right[:-2]) + ends, dtype),)
+    return (Type(base.broadcast(left[:-2], right[:-2]) + ends, call.dtype("number")),)
 
 
 # --- windows: convolution and pooling -----------------------------------------------------------
@@ -85,7 +62,7 @@ def window_extent(
         return Dim(places)
     require(
         places == 0 and extent.scale % stride == 0,
-        f"{text} over {render_dim(extent)} does not give a product of R, T and a number",
+        f"{text} over {base.render_dim(extent)} does not give a product of R, T and a number",
     )
     return Dim(extent.scale // stride, extent.rows, extent.tokens)
 
@@ -93,12 +70,9 @@ def window_extent(
 def _require_spatial(call: Call, *names: str) -> None:
     """Every window attr has one entry per spatial dim, of which there are 1 or 2."""
     lengths = {len(call.attrs[name]) for name in names}
-    require(
-        lengths in ({1}, {2}),
-        f"{', '.join(names)} must have one entry per spatial dim, of which there are 1 or 2",
-    )
-    rank = 2 + lengths.pop()
-    require_rank(call.shape(0), rank, rank, "input 0")
+    text = f"{', '.join(names)} must have one entry per spatial dim, of which there are 1 or 2"
+    require(lengths in ({1}, {2}), text)
+    call.shape(0, [2 + lengths.pop()])
 
 
 def _slide(call: Call, kernel: Sequence[int]) -> Shape:
@@ -115,25 +89,24 @@ def _slide(call: Call, kernel: Sequence[int]) -> Shape:
 
 
 def _infer_conv(call: Call) -> tuple[Type, ...]:
-    dtype = require_dtypes(call, FLOATS)
     _require_spatial(call, "stride", "padding", "dilation")
-    shape, weight, groups = call.shape(0), call.shape(1), call.attrs["groups"]
-    require_rank(weight, len(shape), len(shape), "the weight")
+    shape, groups = call.shape(0), call.attrs["groups"]
+    weight = call.shape(1, [len(shape)])
+    fits = all(dim.is_fixed for dim in (*weight, shape[1])) and weight[0].scale % groups == 0
     require(
-        all(dim.is_fixed for dim in (*weight, shape[1]))
-        and weight[0].scale % groups == 0
-        and shape[1].scale == weight[1].scale * groups,
-        f"the weight {render_shape(weight)} in {groups} groups does not fit {render_shape(shape)}",
+        fits and shape[1].scale == weight[1].scale * groups,
+        f"the weight {base.render_shape(weight)} in {groups} groups does not fit "
+        f"{base.render_shape(shape)}",
     )
-    require_present(call, 2, weight[:1], "the bias")
+    call.expect(2, weight[:1])
     spots = _slide(call, [dim.scale for dim in weight[2:]])
-    return (Type((shape[0], weight[0], *spots), dtype),)
+    return (Type((shape[0], weight[0], *spots), call.dtype("float")),)
 
 
 def _infer_pool(call: Call) -> tuple[Type, ...]:
     attrs, ones = call.attrs, (1,) * len(call.attrs["kernel"])
     is_max = "dilation" in attrs
-    dtype = require_dtypes(call, NUMBERS if is_max else FLOATS)
+    dtype = call.dtype("number" if is_max else "float")
     _require_spatial(call, "kernel", "stride", "padding", *["dilation"] * is_max)
     windows = zip(attrs["kernel"], attrs["padding"], attrs.get("dilation", ones), strict=True)
     for kernel, padding, dilation in windows:
@@ -143,9 +116,8 @@ def _infer_pool(call: Call) -> tuple[Type, ...]:
 
 
 def _infer_adaptive(call: Call) -> tuple[Type, ...]:
-    dtype = require_dtypes(call, FLOATS)
     _require_spatial(call, "size")
-    return (Type((*call.shape(0)[:2], *map(Dim, call.attrs["size"])), dtype),)
+    return (Type((*call.shape(0)[:2], *map(Dim, call.attrs["size"])), call.dtype("float")),)
 
 
 def _taps(
@@ -225,13 +197,10 @@ def _as_bhsd(shape: Shape, layout: str) -> Shape:
 
 
 def _infer_attention(call: Call) -> tuple[Type, ...]:
-    dtype = require_dtypes(call, FLOATS, 0, 1, 2)
-    for index in range(3):
-        require_rank(call.shape(index), 4, 4, f"input {index}")
-    layout = call.attrs["layout"]
-    q, k, v = (_as_bhsd(call.shape(index), layout) for index in range(3))
-    require_shape(k, (*q[:2], k[2], q[3]), "the key (batch, heads, tokens, size)")
-    require_shape(v, (*k[:3], v[3]), "the value (batch, heads, tokens, size)")
+    dtype, layout = call.dtype("float", 0, 1, 2), call.attrs["layout"]
+    q, k, v = (_as_bhsd(call.shape(index, [4]), layout) for index in range(3))
+    base.require_shape(k, (*q[:2], k[2], q[3]), "the key (batch, heads, tokens, size)")
+    base.require_shape(v, (*k[:3], v[3]), "the value (batch, heads, tokens, size)")
     _check_mask(call, (*q[:3], k[2]), dtype)
     return (Type(_as_bhsd((*q[:3], v[3]), layout), dtype),)
 
@@ -242,11 +211,11 @@ def _check_mask(call: Call, scores: Shape, dtype: str) -> None:
     if mask is None:
         return
     if kind == "key":
-        require_dtypes(call, BOOL, 3)
-        require_shape(mask.shape, (scores[0], scores[3]), "the key mask")
+        call.dtype("bool", 3)
+        call.expect(3, (scores[0], scores[3]))
         return
-    require_dtypes(call, BOOL | {dtype}, 3)
-    require_shape(broadcast(mask.shape, scores), scores, "the mask with the scores")
+    require(mask.dtype in ("bool", dtype), f"the mask is {mask.dtype}; allowed: bool, {dtype}")
+    base.require_shape(base.broadcast(mask.shape, scores), scores, "the mask with the scores")
 
 
 def _attention(
@@ -269,32 +238,25 @@ def _attention(
 
 
 def _ints(low: int) -> Attr:
-    return Attr("ints", low=low, high=WINDOW_LIMIT)
+    return Attr("ints", low, WINDOW_LIMIT)
 
 
-_LINEAR: Final = {"layout": Attr("str", choices=("nk", "kn"))}
+_LINEAR: Final = {"layout": base.one_of("nk", "kn")}
 _WINDOW: Final = {"stride": _ints(1), "padding": _ints(0)}
-_CONV: Final = {**_WINDOW, "dilation": _ints(1), "groups": Attr("int", low=1)}
-_POOL: Final = {**_WINDOW, "kernel": _ints(1), "ceil": Attr("bool")}
-_MAX_POOL: Final = {**_POOL, "dilation": _ints(1)}
-_AVG_POOL: Final = {
-    **_POOL, "include_pad": Attr("bool"), "divisor": Attr("int", optional=True, low=1),
-}  # fmt: skip
+_CONV: Final = {**_WINDOW, "dilation": _ints(1), "groups": base.POSITIVE}
+_POOL: Final = {**_WINDOW, "kernel": _ints(1), "ceil": FLAG}
+_AVG: Final = {**_POOL, "include_pad": FLAG, "divisor": Attr("int", 1, optional=True)}
 _ATTENTION: Final = {
-    "causal": Attr("bool"),
-    "scale": Attr("float"),
-    "layout": Attr("str", choices=("bhsd", "bshd")),
-    "mask": Attr("str", choices=("none", "full", "key")),
-}
+    "causal": FLAG, "scale": base.FLOAT, "layout": base.one_of("bhsd", "bshd"),
+    "mask": base.one_of("none", "full", "key"),
+}  # fmt: skip
 
 OPS: Final[dict[str, OpDef]] = {
-    "linear": OpDef(_infer_linear, _linear, required=2, optional=1, attrs=_LINEAR),
-    "matmul": OpDef(_infer_matmul, np.matmul, required=2),
-    "conv": OpDef(_infer_conv, _conv, required=2, optional=1, attrs=_CONV, typed=True),
-    "max_pool": OpDef(_infer_pool, _max_pool, attrs=_MAX_POOL, typed=True),
-    "avg_pool": OpDef(_infer_pool, _avg_pool, attrs=_AVG_POOL, typed=True),
-    "adaptive_avg_pool": OpDef(
-        _infer_adaptive, _adaptive, attrs={"size": Attr("ints", low=1, high=2**31)}
-    ),
-    "attention": OpDef(_infer_attention, _attention, required=3, optional=1, attrs=_ATTENTION),
+    "linear": OpDef(_infer_linear, _linear, 2, 1, _LINEAR),
+    "matmul": OpDef(_infer_matmul, np.matmul, 2),
+    "conv": OpDef(_infer_conv, _conv, 2, 1, _CONV, typed=True),
+    "max_pool": OpDef(_infer_pool, _max_pool, attrs={**_POOL, "dilation": _ints(1)}, typed=True),
+    "avg_pool": OpDef(_infer_pool, _avg_pool, attrs=_AVG, typed=True),
+    "adaptive_avg_pool": OpDef(_infer_adaptive, _adaptive, attrs={"size": Attr("ints", 1, 2**31)}),
+    "attention": OpDef(_infer_attention, _attention, 3, 1, _ATTENTION),
 }

@@ -13,23 +13,8 @@ import numpy as np
 from numpy.polynomial import Chebyshev
 
 from coissue.kernels.ir import Type
-from coissue.kernels.optable.base import (
-    ANY,
-    BOOL,
-    FLOATS,
-    NUMBERS,
-    Array,
-    Attr,
-    Call,
-    OpDef,
-    Out,
-    broadcast,
-    like,
-    require,
-    require_dtypes,
-    require_rank,
-    require_value,
-)
+from coissue.kernels.optable import base
+from coissue.kernels.optable.base import FLOAT, SCALAR, Array, Attr, Call, OpDef, Out, require
 
 #: erf(x) / x on [0, 6], within 2e-13 of itself; from 6 on erf is 1 in f64.
 _ERF_OVER_X: Final = Chebyshev.interpolate(
@@ -42,7 +27,7 @@ def erf(x: Array) -> Array:
     return np.where(np.abs(x) < 6.0, x * _ERF_OVER_X(inside), np.sign(x))
 
 
-def _sigmoid(x: Array) -> Array:
+def sigmoid(x: Array) -> Array:
     return 1.0 / (1.0 + np.exp(-x))
 
 
@@ -58,6 +43,10 @@ def _softplus(x: Array) -> Array:
 
 def _hardsigmoid(x: Array) -> Array:
     return np.clip(x + 3.0, 0.0, 6.0) / 6.0
+
+
+def _elu(x: Array, alpha: float) -> Array:
+    return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
 
 
 def _clamp(x: Array, min: float | None, max: float | None) -> Array:
@@ -84,119 +73,103 @@ def _floor_divider(fn: Callable[[Array, Array], Array]) -> Callable[[Array, Arra
     return divide
 
 
-#: name -> (dtypes taken, numpy function, attrs); the output has the input's type.
-UNARY: Final[dict[str, tuple[frozenset[str], Callable[..., Array], Mapping[str, Attr]]]] = {
-    "identity": (ANY, lambda x: x, {}),
-    "neg": (NUMBERS, np.negative, {}),
-    "abs": (NUMBERS, np.abs, {}),
-    "sign": (NUMBERS, lambda x: np.where(x > 0, 1, np.where(x < 0, -1, 0)), {}),  # nan: 0
-    "relu": (NUMBERS, lambda x: np.maximum(x, 0), {}),
-    "floor": (NUMBERS, np.floor, {}),
-    "ceil": (NUMBERS, np.ceil, {}),
-    "round": (NUMBERS, np.round, {}),
-    "sigmoid": (FLOATS, _sigmoid, {}),
-    "tanh": (FLOATS, np.tanh, {}),
-    "exp": (FLOATS, np.exp, {}),
-    "log": (FLOATS, np.log, {}),
-    "log1p": (FLOATS, np.log1p, {}),
-    "sqrt": (FLOATS, np.sqrt, {}),
-    "rsqrt": (FLOATS, lambda x: 1.0 / np.sqrt(x), {}),
-    "reciprocal": (FLOATS, lambda x: 1.0 / x, {}),
-    "erf": (FLOATS, erf, {}),
-    "sin": (FLOATS, np.sin, {}),
-    "cos": (FLOATS, np.cos, {}),
-    "silu": (FLOATS, lambda x: x * _sigmoid(x), {}),
-    "hardsigmoid": (FLOATS, _hardsigmoid, {}),
-    "hardswish": (FLOATS, lambda x: x * _hardsigmoid(x), {}),
-    "softplus": (FLOATS, _softplus, {}),
-    "mish": (FLOATS, lambda x: x * np.tanh(_softplus(x)), {}),
-    "gelu": (FLOATS, _gelu, {"approximate": Attr("str", choices=("none", "tanh"))}),
-    "leaky_relu": (
-        FLOATS,
-        lambda x, slope: np.where(x > 0, x, slope * x),
-        {"slope": Attr("float")},
-    ),
-    "elu": (
-        FLOATS,
-        lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
-        {"alpha": Attr("float")},
-    ),
+#: name -> (kind of dtype, numpy function, attrs); the output has the input's type.
+UNARY: Final[dict[str, tuple[str, Callable[..., Array], Mapping[str, Attr]]]] = {
+    "identity": ("any", lambda x: x, {}),
+    "neg": ("number", np.negative, {}),
+    "abs": ("number", np.abs, {}),
+    "sign": ("number", lambda x: np.where(x > 0, 1, np.where(x < 0, -1, 0)), {}),  # nan: 0
+    "relu": ("number", lambda x: np.maximum(x, 0), {}),
+    "floor": ("number", np.floor, {}),
+    "ceil": ("number", np.ceil, {}),
+    "round": ("number", np.round, {}),
+    "sigmoid": ("float", sigmoid, {}),
+    "tanh": ("float", np.tanh, {}),
+    "exp": ("float", np.exp, {}),
+    "log": ("float", np.log, {}),
+    "log1p": ("float", np.log1p, {}),
+    "sqrt": ("float", np.sqrt, {}),
+    "rsqrt": ("float", lambda x: 1.0 / np.sqrt(x), {}),
+    "reciprocal": ("float", lambda x: 1.0 / x, {}),
+    "erf": ("float", erf, {}),
+    "sin": ("float", np.sin, {}),
+    "cos": ("float", np.cos, {}),
+    "silu": ("float", lambda x: x * sigmoid(x), {}),
+    "hardsigmoid": ("float", _hardsigmoid, {}),
+    "hardswish": ("float", lambda x: x * _hardsigmoid(x), {}),
+    "softplus": ("float", _softplus, {}),
+    "mish": ("float", lambda x: x * np.tanh(_softplus(x)), {}),
+    "gelu": ("float", _gelu, {"approximate": base.one_of("none", "tanh")}),
+    "leaky_relu": ("float", lambda x, slope: np.where(x > 0, x, slope * x), {"slope": FLOAT}),
+    "elu": ("float", _elu, {"alpha": FLOAT}),
 }
 
-#: name -> (dtypes taken, numpy function); the output has the inputs' dtype.
-BINARY: Final[dict[str, tuple[frozenset[str], Callable[..., Array]]]] = {
-    "add": (ANY, np.add),
-    "sub": (NUMBERS, np.subtract),
-    "mul": (ANY, np.multiply),
-    "div": (NUMBERS, np.true_divide),
-    "pow": (NUMBERS, _pow),
-    "maximum": (ANY, np.maximum),
-    "minimum": (ANY, np.minimum),
-    "remainder": (NUMBERS, _floor_divider(np.remainder)),
-    "floor_div": (NUMBERS, _floor_divider(np.floor_divide)),
+#: name -> (kind of dtype, numpy function, dtype of the output if not the inputs').
+BINARY: Final[dict[str, tuple[str, Callable[..., Array], str | None]]] = {
+    "add": ("any", np.add, None),
+    "sub": ("number", np.subtract, None),
+    "mul": ("any", np.multiply, None),
+    "div": ("number", np.true_divide, "float"),
+    "pow": ("number", _pow, None),
+    "maximum": ("any", np.maximum, None),
+    "minimum": ("any", np.minimum, None),
+    "remainder": ("number", _floor_divider(np.remainder), None),
+    "floor_div": ("number", _floor_divider(np.floor_divide), None),
+    "eq": ("any", np.equal, "bool"),
+    "ne": ("any", np.not_equal, "bool"),
+    "lt": ("any", np.less, "bool"),
+    "le": ("any", np.less_equal, "bool"),
+    "gt": ("any", np.greater, "bool"),
+    "ge": ("any", np.greater_equal, "bool"),
+    "logical_and": ("any", np.logical_and, "bool"),
+    "logical_or": ("any", np.logical_or, "bool"),
 }
 
-#: Binary ops whose output is bool.
-COMPARE: Final[dict[str, Callable[..., Array]]] = {
-    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
-    "gt": np.greater, "ge": np.greater_equal,
-    "logical_and": np.logical_and, "logical_or": np.logical_or,
-}  # fmt: skip
+
+def _unary(kind: str, fn: Callable[..., Array], attrs: Mapping[str, Attr]) -> OpDef:
+    return OpDef(lambda call: call.like(kind), fn, attrs=attrs)
 
 
-def _unary(allowed: frozenset[str], fn: Callable[..., Array], attrs: Mapping[str, Attr]) -> OpDef:
+def _binary(kind: str, fn: Callable[..., Array], result: str | None) -> OpDef:
     def infer(call: Call) -> tuple[Type, ...]:
-        require_dtypes(call, allowed)
-        return like(call)
-
-    return OpDef(infer, fn, attrs=attrs)
-
-
-def _binary(allowed: frozenset[str], fn: Callable[..., Array], result: str = "same") -> OpDef:
-    """`result`: "same", "bool", or "float": integers divide to f32."""
-
-    def infer(call: Call) -> tuple[Type, ...]:
-        dtype = require_dtypes(call, allowed)
-        if result == "bool":
-            dtype = "bool"
-        elif result == "float" and dtype not in FLOATS:
-            dtype = "f32"
-        return (Type(broadcast(call.shape(0), call.shape(1)), dtype),)
+        dtype = call.dtype(kind)
+        if result == "float":  # integers divide to f32
+            dtype = dtype if dtype in base.KINDS["float"] else "f32"
+        elif result is not None:
+            dtype = result
+        return (Type(base.broadcast(call.shape(0), call.shape(1)), dtype),)
 
     return OpDef(infer, fn, required=2)
 
 
 def _infer_clamp(call: Call) -> tuple[Type, ...]:
-    dtype = require_dtypes(call, NUMBERS)
     for bound in ("min", "max"):
         if call.attrs[bound] is not None:
-            require_value(call.attrs[bound], dtype, bound)
-    return like(call)
+            base.require_value(call.attrs[bound], call.type(0).dtype, bound)
+    return call.like("number")
 
 
 def _infer_where(call: Call) -> tuple[Type, ...]:
-    require_dtypes(call, BOOL, 0)
-    dtype = require_dtypes(call, ANY, 1, 2)
-    return (Type(broadcast(*(call.shape(i) for i in range(3))), dtype),)
+    call.dtype("bool", 0)
+    shapes = [call.shape(index) for index in range(3)]
+    return (Type(base.broadcast(*shapes), call.dtype("any", 1, 2)),)
 
 
-def _infer_value(call: Call) -> tuple[Type, ...]:
-    require_value(call.attrs["value"], call.outputs[0].dtype, "value")
+def _infer_full(call: Call) -> tuple[Type, ...]:
+    base.require_value(call.attrs["value"], call.outputs[0].dtype, "value")
     return call.outputs
 
 
 def _infer_constant(call: Call) -> tuple[Type, ...]:
-    require_rank(call.outputs[0].shape, 0, 0, "a constant")
-    return _infer_value(call)
+    base.require_shape(call.outputs[0].shape, (), "a constant")
+    return _infer_full(call)
 
 
 def _infer_arange(call: Call) -> tuple[Type, ...]:
-    (out,) = call.outputs
-    require_rank(out.shape, 1, 1, "arange")
-    last = call.attrs["start"] + call.attrs["step"] * out.shape[0].at(
-        call.rows_limit, call.tokens_limit
-    )
-    require(-(2**63) <= last < 2**63, "arange leaves the range of i64")
+    (out,), start, step = call.outputs, call.attrs["start"], call.attrs["step"]
+    require(len(out.shape) == 1, "the output must have one dim")
+    last = start + step * out.shape[0].at(call.rows_limit, call.tokens_limit)
+    require(base.INT_LOW <= last <= base.INT_HIGH, "arange leaves the range of i64")
     return (Type(out.shape, "i64"),)
 
 
@@ -208,35 +181,24 @@ def _arange(start: int, step: int, out: Out) -> Array:
     return start + step * np.arange(out[0][0], dtype=np.int64)
 
 
+def _cast(x: Array, out: Out) -> Array:
+    return x.astype(out[1])
+
+
+_BOUND: Final = Attr("scalar", optional=True)
+_VALUE: Final = {"value": SCALAR}
+_STEPS: Final = {"start": Attr("int"), "step": Attr("int")}
+
 OPS: Final[dict[str, OpDef]] = {
     **{name: _unary(*row) for name, row in UNARY.items()},
-    **{
-        name: _binary(allowed, fn, "float" if name == "div" else "same")
-        for name, (allowed, fn) in BINARY.items()
-    },
-    **{name: _binary(ANY, fn, "bool") for name, fn in COMPARE.items()},
-    "logical_not": OpDef(lambda call: like(call, dtype="bool"), np.logical_not),
+    **{name: _binary(*row) for name, row in BINARY.items()},
+    "logical_not": OpDef(lambda call: call.like("any", "bool"), np.logical_not),
     "cast": OpDef(
-        lambda call: like(call, dtype=call.outputs[0].dtype),
-        lambda x, out: x.astype(out[1]),
-        typed=True,
-        widen=False,
+        lambda call: call.like("any", call.outputs[0].dtype), _cast, typed=True, widen=False
     ),
-    "clamp": OpDef(
-        _infer_clamp,
-        _clamp,
-        attrs={"min": Attr("scalar", optional=True), "max": Attr("scalar", optional=True)},
-    ),
+    "clamp": OpDef(_infer_clamp, _clamp, attrs={"min": _BOUND, "max": _BOUND}),
     "where": OpDef(_infer_where, np.where, required=3, widen=False),
-    "constant": OpDef(
-        _infer_constant, _fill, required=0, attrs={"value": Attr("scalar")}, typed=True
-    ),
-    "full": OpDef(_infer_value, _fill, required=0, attrs={"value": Attr("scalar")}, typed=True),
-    "arange": OpDef(
-        _infer_arange,
-        _arange,
-        required=0,
-        attrs={"start": Attr("int"), "step": Attr("int")},
-        typed=True,
-    ),
+    "constant": OpDef(_infer_constant, _fill, required=0, attrs=_VALUE, typed=True),
+    "full": OpDef(_infer_full, _fill, required=0, attrs=_VALUE, typed=True),
+    "arange": OpDef(_infer_arange, _arange, required=0, attrs=_STEPS, typed=True),
 }

@@ -7,63 +7,48 @@ Outputs: y (R, T, H * directions), last h (layers * directions, R, H) and, for L
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from coissue.kernels.ir import Dim, Type
-from coissue.kernels.optable.base import (
-    FLOATS,
-    Array,
-    Attr,
-    Call,
-    OpDef,
-    require,
-    require_dtypes,
-    require_rank,
-    require_shape,
-)
+from coissue.kernels.optable import base
+from coissue.kernels.optable.base import FLAG, POSITIVE, Array, Attr, Call, OpDef
+from coissue.kernels.optable.pointwise import sigmoid
 
 #: A step: gates from x, gates from h, state -> new state; the state is (h,) or (h, c).
 Step = Callable[[Array, Array, tuple[Array, ...]], tuple[Array, ...]]
 
 
-def _sigmoid(x: Array) -> Array:
-    return 1.0 / (1.0 + np.exp(-x))
-
-
 def _lstm_step(from_x: Array, from_h: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
     i, f, g, o = np.split(from_x + from_h, 4, axis=-1)
-    c = _sigmoid(f) * state[1] + _sigmoid(i) * np.tanh(g)
-    return _sigmoid(o) * np.tanh(c), c
+    c = sigmoid(f) * state[1] + sigmoid(i) * np.tanh(g)
+    return sigmoid(o) * np.tanh(c), c
 
 
 def _gru_step(from_x: Array, from_h: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
     xr, xz, xn = np.split(from_x, 3, axis=-1)
     hr, hz, hn = np.split(from_h, 3, axis=-1)
-    z = _sigmoid(xz + hz)
-    return ((1.0 - z) * np.tanh(xn + _sigmoid(xr + hr) * hn) + z * state[0],)
+    z = sigmoid(xz + hz)
+    return ((1.0 - z) * np.tanh(xn + sigmoid(xr + hr) * hn) + z * state[0],)
 
 
-def _rnn_step(activation: Callable[[Array], Array]) -> Step:
-    return lambda from_x, from_h, state: (activation(from_x + from_h),)
+def _rnn_step(fn: Callable[[Array], Array]) -> Step:
+    return lambda from_x, from_h, state: (fn(from_x + from_h),)
 
 
-RNN_STEPS: Final[dict[str, Step]] = {
-    "tanh": _rnn_step(np.tanh),
-    "relu": _rnn_step(lambda x: np.maximum(x, 0)),
-}
+RNN_STEPS: Final = {"tanh": _rnn_step(np.tanh), "relu": _rnn_step(lambda x: np.maximum(x, 0))}
 
 
 def _infer(gates: int, states: int) -> Callable[[Call], tuple[Type, ...]]:
     def infer(call: Call) -> tuple[Type, ...]:
-        dtype, attrs = require_dtypes(call, FLOATS), call.attrs
-        require_rank(call.shape(0), 3, 3, "input 0")
-        rows, tokens, size = call.shape(0)
+        dtype, attrs = call.dtype("float"), call.attrs
+        rows, tokens, size = call.shape(0, [3])
         directions, hidden = 1 + attrs["bidirectional"], attrs["hidden"]
         per_cell = 4 if attrs["bias"] else 2
         cells = attrs["layers"] * directions
-        require(
+        base.require(
             len(call.inputs) == 1 + cells * per_cell,
             f"{len(call.inputs) - 1} weights given; needs {cells * per_cell} for {cells} cells",
         )
@@ -72,7 +57,7 @@ def _infer(gates: int, states: int) -> Callable[[Call], tuple[Type, ...]]:
             cell, part = divmod(index - 1, per_cell)
             into = size if cell < directions else Dim(directions * hidden)
             wanted = ((wide, into), (wide, Dim(hidden)), (wide,), (wide,))[part]
-            require_shape(call.shape(index), wanted, f"input {index}")
+            call.expect(index, wanted)
         last = Type((Dim(cells), rows, Dim(hidden)), dtype)
         return (Type((rows, tokens, Dim(directions * hidden)), dtype), *(last,) * states)
 
@@ -93,14 +78,9 @@ def _walk(x: Array, weights: list[Array], step: Step, states: int, reverse: bool
 
 
 def _run(
-    x: Array,
-    *weights: Array,
-    step: Step,
-    states: int,
-    layers: int,
-    bidirectional: bool,
-    bias: bool,
-) -> tuple[Array, ...]:
+    x: Array, *weights: Array, step: Step, states: int,
+    layers: int, bidirectional: bool, bias: bool, hidden: int,
+) -> tuple[Array, ...]:  # fmt: skip
     left, per_cell = list(weights), 4 if bias else 2
     last: list[list[Array]] = [[] for _ in range(states)]
     for _ in range(layers):
@@ -115,28 +95,19 @@ def _run(
     return x, *map(np.stack, last)
 
 
-def _lstm(*xs: Array, hidden: int, **attrs: Any) -> tuple[Array, ...]:
-    return _run(*xs, step=_lstm_step, states=2, **attrs)
-
-
-def _gru(*xs: Array, hidden: int, **attrs: Any) -> tuple[Array, ...]:
-    return _run(*xs, step=_gru_step, states=1, **attrs)
-
-
-def _rnn(*xs: Array, hidden: int, nonlinearity: str, **attrs: Any) -> tuple[Array, ...]:
+def _rnn(*xs: Array, nonlinearity: str, **attrs: Any) -> tuple[Array, ...]:
     return _run(*xs, step=RNN_STEPS[nonlinearity], states=1, **attrs)
 
 
 _ATTRS: Final = {
-    "hidden": Attr("int", low=1, high=2**31),
-    "layers": Attr("int", low=1, high=1024),
-    "bidirectional": Attr("bool"),
-    "bias": Attr("bool"),
-}
-_NONLINEARITY: Final = {"nonlinearity": Attr("str", choices=tuple(RNN_STEPS))}
+    "hidden": POSITIVE, "layers": Attr("int", 1, 1024), "bidirectional": FLAG, "bias": FLAG,
+}  # fmt: skip
+_RNN: Final = {**_ATTRS, "nonlinearity": base.one_of(*RNN_STEPS)}
+_LSTM_RUN: Final = partial(_run, step=_lstm_step, states=2)
+_GRU_RUN: Final = partial(_run, step=_gru_step, states=1)
 
 OPS: Final[dict[str, OpDef]] = {
-    "lstm": OpDef(_infer(4, 2), _lstm, variadic=True, attrs=_ATTRS, outputs=3),
-    "gru": OpDef(_infer(3, 1), _gru, variadic=True, attrs=_ATTRS, outputs=2),
-    "rnn": OpDef(_infer(1, 1), _rnn, variadic=True, attrs={**_ATTRS, **_NONLINEARITY}, outputs=2),
+    "lstm": OpDef(_infer(4, 2), _LSTM_RUN, attrs=_ATTRS, variadic=True, outputs=3),
+    "gru": OpDef(_infer(3, 1), _GRU_RUN, attrs=_ATTRS, variadic=True, outputs=2),
+    "rnn": OpDef(_infer(1, 1), _rnn, attrs=_RNN, variadic=True, outputs=2),
 }

@@ -8,31 +8,10 @@ from typing import Final
 import numpy as np
 
 from coissue.kernels.ir import Type
-from coissue.kernels.optable.base import (
-    ANY,
-    FLOATS,
-    NUMBERS,
-    ONE,
-    Array,
-    Attr,
-    Call,
-    Ints,
-    OpDef,
-    Shape,
-    like,
-    render_shape,
-    require,
-    require_dim,
-    require_dims,
-    require_dtypes,
-    require_present,
-    require_rank,
-)
+from coissue.kernels.optable import base
+from coissue.kernels.optable.base import DIM, DIMS, FLAG, FLOAT, Array, Attr, Call, Ints, OpDef
 
 Maybe = Array | None
-DIM: Final = Attr("int", low=0, high=63)
-DIMS: Final = {"dims": Attr("ints", low=0, high=63), "keepdim": Attr("bool")}
-EPS: Final = {"eps": Attr("float")}
 
 
 def _var(x: Array, dims: Ints, keepdim: bool, correction: int) -> Array:
@@ -47,68 +26,71 @@ def _exact(x: Array) -> Array:
     return x if x.dtype.kind == "f" else x.astype(np.int64)
 
 
-#: name -> (dtypes taken, dtype of the output or "same" or "sum", numpy function of (x, axis))
-REDUCE: Final[dict[str, tuple[frozenset[str], str, Callable[..., Array]]]] = {
-    "sum": (ANY, "sum", lambda x, **at: np.sum(_exact(x), **at)),
-    "prod": (ANY, "sum", lambda x, **at: np.prod(_exact(x), **at)),
-    "mean": (FLOATS, "same", np.mean),
-    "amax": (ANY, "same", np.max),
-    "amin": (ANY, "same", np.min),
-    "any": (ANY, "bool", np.any),
-    "all": (ANY, "bool", np.all),
+#: name -> (kind of dtype, dtype of the output or "same" or "sum", numpy function)
+REDUCE: Final[dict[str, tuple[str, str, Callable[..., Array]]]] = {
+    "sum": ("any", "sum", lambda x, **along: np.sum(_exact(x), **along)),
+    "prod": ("any", "sum", lambda x, **along: np.prod(_exact(x), **along)),
+    "mean": ("float", "same", np.mean),
+    "amax": ("any", "same", np.max),
+    "amin": ("any", "same", np.min),
+    "any": ("any", "bool", np.any),
+    "all": ("any", "bool", np.all),
 }
 
 
-def _reduced(shape: Shape, dims: Ints, keepdim: bool) -> Shape:
-    require_dims(shape, dims)
-    if keepdim:
-        return tuple(ONE if d in dims else extent for d, extent in enumerate(shape))
-    return tuple(extent for d, extent in enumerate(shape) if d not in dims)
+def _infer_reduced(call: Call, dims: Ints, dtype: str) -> tuple[Type, ...]:
+    shape, keepdim = call.shape(0), call.attrs["keepdim"]
+    base.require_dims(shape, dims)
+    kept = [(base.ONE if d in dims else extent) for d, extent in enumerate(shape)]
+    left = [extent for d, extent in enumerate(shape) if d not in dims]
+    return (Type(tuple(kept if keepdim else left), dtype),)
 
 
-def _reduce(allowed: frozenset[str], result: str, fn: Callable[..., Array]) -> OpDef:
+def _summed(dtype: str) -> str:
+    return dtype if dtype in base.KINDS["float"] else "i64"
+
+
+def _reduce(kind: str, result: str, fn: Callable[..., Array]) -> OpDef:
     def infer(call: Call) -> tuple[Type, ...]:
-        dtype = require_dtypes(call, allowed)
-        shape = _reduced(call.shape(0), call.attrs["dims"], call.attrs["keepdim"])
-        if result == "sum":
-            return (Type(shape, dtype if dtype in FLOATS else "i64"),)
-        return (Type(shape, dtype if result == "same" else result),)
+        dtype = call.dtype(kind)
+        found = {"same": dtype, "sum": _summed(dtype)}.get(result, result)
+        return _infer_reduced(call, call.attrs["dims"], found)
 
     def run(x: Array, dims: Ints, keepdim: bool) -> Array:
         return fn(x, axis=dims, keepdims=keepdim)
 
-    return OpDef(infer, run, attrs=DIMS)
+    return OpDef(infer, run, attrs=_DIMS)
 
 
 def _infer_var(call: Call) -> tuple[Type, ...]:
-    dtype = require_dtypes(call, FLOATS)
-    return (Type(_reduced(call.shape(0), call.attrs["dims"], call.attrs["keepdim"]), dtype),)
+    return _infer_reduced(call, call.attrs["dims"], call.dtype("float"))
 
 
 def _arg(fn: Callable[..., Array]) -> OpDef:
     """The first place of the extremum; a nan counts as the extremum, as torch has it."""
 
     def infer(call: Call) -> tuple[Type, ...]:
-        require_dtypes(call, NUMBERS)
-        shape = _reduced(call.shape(0), (call.attrs["dim"],), call.attrs["keepdim"])
-        return (Type(shape, "i64"),)
+        call.dtype("number")
+        return _infer_reduced(call, (call.attrs["dim"],), "i64")
 
     def run(x: Array, dim: int, keepdim: bool) -> Array:
         return fn(x, axis=dim, keepdims=keepdim)
 
-    return OpDef(infer, run, attrs={"dim": DIM, "keepdim": Attr("bool")})
+    return OpDef(infer, run, attrs={"dim": DIM, "keepdim": FLAG})
 
 
 def _infer_along(call: Call) -> tuple[Type, ...]:
-    require_dtypes(call, FLOATS)
-    require_dim(call.shape(0), call.attrs["dim"])
-    return like(call)
+    call.extent(0, call.attrs["dim"])
+    return call.like("float")
 
 
 def _infer_cumsum(call: Call) -> tuple[Type, ...]:
-    dtype = require_dtypes(call, ANY)
-    require_dim(call.shape(0), call.attrs["dim"])
-    return like(call, dtype=dtype if dtype in FLOATS else "i64")
+    call.extent(0, call.attrs["dim"])
+    return call.like("any", _summed(call.dtype("any")))
+
+
+def _cumsum(x: Array, dim: int) -> Array:
+    return np.cumsum(_exact(x), axis=dim)
 
 
 def softmax(x: Array, dim: int) -> Array:
@@ -124,31 +106,25 @@ def _log_softmax(x: Array, dim: int) -> Array:
 
 
 def _infer_layer_norm(call: Call) -> tuple[Type, ...]:
-    require_dtypes(call, FLOATS)
-    shape, axes = call.shape(0), call.attrs["axes"]
-    require(axes <= len(shape), f"{axes} axes are more than {render_shape(shape)} has")
+    axes = call.attrs["axes"]
+    shape = call.shape(0, range(axes, 64))
     for index in range(1, len(call.inputs)):
-        require_present(call, index, shape[len(shape) - axes :], f"input {index}")
-    return like(call)
+        call.expect(index, shape[len(shape) - axes :])
+    return call.like("float")
 
 
 def _infer_channels(call: Call) -> tuple[Type, ...]:
     """Norms along axis 1: every further input is one vector over the channels."""
-    require_dtypes(call, FLOATS)
-    shape = call.shape(0)
-    require_rank(shape, 2, 63, "input 0")
+    shape = call.shape(0, range(2, 64))
     for index in range(1, len(call.inputs)):
-        require_present(call, index, (shape[1],), f"input {index}")
-    return like(call)
+        call.expect(index, shape[1:2])
+    return call.like("float")
 
 
 def _infer_group_norm(call: Call) -> tuple[Type, ...]:
-    shape, groups = call.shape(0), call.attrs["groups"]
-    require_rank(shape, 2, 63, "input 0")
-    require(
-        shape[1].is_fixed and shape[1].scale % groups == 0,
-        f"{groups} groups do not divide the channels of {render_shape(shape)}",
-    )
+    channels, groups = call.extent(0, 1), call.attrs["groups"]
+    even = channels.is_fixed and channels.scale % groups == 0
+    base.require(even, f"{groups} groups do not divide {base.render_dim(channels)} channels")
     return _infer_channels(call)
 
 
@@ -181,25 +157,21 @@ def _group_norm(x: Array, weight: Maybe, bias: Maybe, groups: int, eps: float) -
     return np.swapaxes(_affine(np.swapaxes(normed, 1, -1), weight, bias), 1, -1)
 
 
-_AXES: Final = {"axes": Attr("int", low=1, high=63), **EPS}
+_DIMS: Final = {"dims": DIMS, "keepdim": FLAG}
+_VAR: Final = {**_DIMS, "correction": Attr("int", 0, 2**31)}
+_AXES: Final = {"axes": Attr("int", 1, 63), "eps": FLOAT}
+_GROUPS: Final = {"groups": base.POSITIVE, "eps": FLOAT}
 
 OPS: Final[dict[str, OpDef]] = {
     **{name: _reduce(*row) for name, row in REDUCE.items()},
-    "var": OpDef(_infer_var, _var, attrs={**DIMS, "correction": Attr("int", low=0)}),
+    "var": OpDef(_infer_var, _var, attrs=_VAR),
     "argmax": _arg(np.argmax),
     "argmin": _arg(np.argmin),
-    "cumsum": OpDef(
-        _infer_cumsum, lambda x, dim: np.cumsum(_exact(x), axis=dim), attrs={"dim": DIM}
-    ),
+    "cumsum": OpDef(_infer_cumsum, _cumsum, attrs={"dim": DIM}),
     "softmax": OpDef(_infer_along, softmax, attrs={"dim": DIM}),
     "log_softmax": OpDef(_infer_along, _log_softmax, attrs={"dim": DIM}),
-    "layer_norm": OpDef(_infer_layer_norm, _layer_norm, optional=2, attrs=_AXES),
-    "rms_norm": OpDef(_infer_layer_norm, _rms_norm, optional=1, attrs=_AXES),
-    "batch_norm": OpDef(_infer_channels, _batch_norm, required=3, optional=2, attrs=EPS),
-    "group_norm": OpDef(
-        _infer_group_norm,
-        _group_norm,
-        optional=2,
-        attrs={"groups": Attr("int", low=1), **EPS},
-    ),
+    "layer_norm": OpDef(_infer_layer_norm, _layer_norm, 1, 2, _AXES),
+    "rms_norm": OpDef(_infer_layer_norm, _rms_norm, 1, 1, _AXES),
+    "batch_norm": OpDef(_infer_channels, _batch_norm, 3, 2, {"eps": FLOAT}),
+    "group_norm": OpDef(_infer_group_norm, _group_norm, 1, 2, _GROUPS),
 }

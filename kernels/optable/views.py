@@ -13,72 +13,54 @@ from typing import Final
 import numpy as np
 
 from coissue.kernels.ir import Dim, Type
-from coissue.kernels.optable.base import (
-    ANY,
-    INDICES,
-    Array,
-    Attr,
-    Call,
-    Ints,
-    OpDef,
-    Out,
-    broadcast,
-    like,
-    product,
-    render_dim,
-    render_shape,
-    require,
-    require_dim,
-    require_dims,
-    require_dtypes,
-    require_rank,
-    require_shape,
-    require_value,
-)
+from coissue.kernels.optable import base
+from coissue.kernels.optable.base import DIM, DIMS, Array, Attr, Call, Ints, OpDef, Out, require
 
-DIM: Final = Attr("int", low=0, high=63)
+
+def _typed(call: Call, *shape: Dim) -> tuple[Type, ...]:
+    """Moved, not computed: the output has the dtype of input 0."""
+    return (Type(shape, call.type(0).dtype),)
 
 
 def _infer_reshape(call: Call) -> tuple[Type, ...]:
     old, new = call.shape(0), call.outputs[0].shape
     require(
-        product(old) == product(new),
-        f"{render_shape(old)} cannot become {render_shape(new)}: the number of elements differs",
+        base.product(old) == base.product(new),
+        f"{base.render_shape(old)} cannot become {base.render_shape(new)}: "
+        "the number of elements differs",
     )
-    return (Type(new, call.type(0).dtype),)
+    return _typed(call, *new)
 
 
 def _infer_expand(call: Call) -> tuple[Type, ...]:
     new = call.outputs[0].shape
-    require_shape(broadcast(call.shape(0), new), new, "the expanded value")
-    return (Type(new, call.type(0).dtype),)
+    base.require_shape(base.broadcast(call.shape(0), new), new, "the expanded value")
+    return _typed(call, *new)
 
 
 def _infer_permute(call: Call) -> tuple[Type, ...]:
     shape, dims = call.shape(0), call.attrs["dims"]
-    require(
-        sorted(dims) == list(range(len(shape))),
-        f"dims {dims} are not a permutation of the {len(shape)} dims",
-    )
-    return (Type(tuple(shape[d] for d in dims), call.type(0).dtype),)
+    good = sorted(dims) == list(range(len(shape)))
+    require(good, f"dims {dims} are not a permutation of the {len(shape)} dims")
+    return _typed(call, *(shape[d] for d in dims))
 
 
 def _infer_slice(call: Call) -> tuple[Type, ...]:
-    shape, dim = call.shape(0), call.attrs["dim"]
-    extent, start, stop = require_dim(shape, dim), call.attrs["start"], call.attrs["stop"]
+    dim, start, stop, step = (call.attrs[name] for name in ("dim", "start", "stop", "step"))
+    shape, extent = call.shape(0), call.extent(0, dim)
     if stop is None:
-        length = require_dim(call.outputs[0].shape, dim)
-        _require_inside(call, extent, start, length, call.attrs["step"])
+        require(dim < len(call.outputs[0].shape), f"the output has no dim {dim}")
+        length = call.outputs[0].shape[dim]
+        _require_inside(call, extent, start, length, step)
     elif extent.is_fixed:
-        length = Dim(len(range(extent.scale)[start : stop : call.attrs["step"]]))
+        length = Dim(len(range(extent.scale)[start:stop:step]))
     else:
-        require(
-            -extent.scale <= start <= stop <= extent.scale and (start < 0) == (stop < 0),
-            f"{start}:{stop} of {render_dim(extent)} is not inside it for every R and T",
-        )
-        length = Dim(len(range(start, stop, call.attrs["step"])))
-    require(length.scale > 0, f"slice {start}:{stop} of {render_dim(extent)} is empty")
-    return (Type((*shape[:dim], length, *shape[dim + 1 :]), call.type(0).dtype),)
+        inside = -extent.scale <= start <= stop <= extent.scale and (start < 0) == (stop < 0)
+        text = f"{start}:{stop} of {base.render_dim(extent)} is not inside it for every R and T"
+        require(inside, text)
+        length = Dim(len(range(start, stop, step)))
+    require(length.scale > 0, f"slice {start}:{stop} of {base.render_dim(extent)} is empty")
+    return _typed(call, *shape[:dim], length, *shape[dim + 1 :])
 
 
 def _require_inside(call: Call, extent: Dim, start: int, length: Dim, step: int) -> None:
@@ -92,95 +74,105 @@ def _require_inside(call: Call, extent: Dim, start: int, length: Dim, step: int)
     first = start + extent.scale if start < 0 else start
     require(
         fits and first >= 0 and first + (count - 1) * step < extent.scale,
-        f"{render_dim(length)} elements from {start} by {step} are not inside "
-        f"{render_dim(extent)} for every R and T",
+        f"{base.render_dim(length)} elements from {start} by {step} are not inside "
+        f"{base.render_dim(extent)} for every R and T",
     )
 
 
 def _infer_select(call: Call) -> tuple[Type, ...]:
     shape, dim, index = call.shape(0), call.attrs["dim"], call.attrs["index"]
-    extent = require_dim(shape, dim)
-    require(
-        -extent.scale <= index < extent.scale,
-        f"index {index} is outside {render_dim(extent)} for some R and T",
-    )
-    return (Type(shape[:dim] + shape[dim + 1 :], call.type(0).dtype),)
+    extent = call.extent(0, dim)
+    inside = -extent.scale <= index < extent.scale
+    require(inside, f"index {index} is outside {base.render_dim(extent)} for some R and T")
+    return _typed(call, *shape[:dim], *shape[dim + 1 :])
 
 
 def _infer_concat(call: Call) -> tuple[Type, ...]:
-    dtype, dim = require_dtypes(call, ANY), call.attrs["dim"]
-    first = call.shape(0)
-    extents = [require_dim(first, dim)]
-    for index in range(1, len(call.inputs)):
-        shape = call.shape(index)
-        extents.append(require_dim(shape, dim))
-        wanted = (*first[:dim], shape[dim], *first[dim + 1 :])
-        require_shape(shape, wanted, f"input {index}")
+    call.dtype("any")
+    dim, first = call.attrs["dim"], call.shape(0)
+    extents = [call.extent(index, dim) for index in range(len(call.inputs))]
+    for index, extent in enumerate(extents):
+        call.expect(index, (*first[:dim], extent, *first[dim + 1 :]))
     powers = {(extent.rows, extent.tokens) for extent in extents}
-    text = " + ".join(map(render_dim, extents))
+    text = " + ".join(map(base.render_dim, extents))
     require(len(powers) == 1, f"the joined extent {text} is not a product of R, T and a number")
     total = Dim(sum(extent.scale for extent in extents), *powers.pop())
-    return (Type((*first[:dim], total, *first[dim + 1 :]), dtype),)
+    return _typed(call, *first[:dim], total, *first[dim + 1 :])
 
 
 def _infer_flip(call: Call) -> tuple[Type, ...]:
-    require_dims(call.shape(0), call.attrs["dims"])
-    return like(call)
+    base.require_dims(call.shape(0), call.attrs["dims"])
+    return call.like("any")
 
 
 def _infer_pad(call: Call) -> tuple[Type, ...]:
     shape, pads = list(call.shape(0)), call.attrs["pads"]
-    require(
-        len(pads) % 2 == 0 and len(pads) <= 2 * len(shape),
-        f"{len(pads)} pads do not fit {render_shape(shape)}; allowed: two per dim, last dim first",
+    text = (
+        f"pads {pads} do not fit {base.render_shape(shape)}; allowed: two per dim, last dim first"
     )
-    require_value(call.attrs["value"], call.type(0).dtype, "value")
-    for pair in range(len(pads) // 2):
-        dim, change = len(shape) - 1 - pair, pads[2 * pair] + pads[2 * pair + 1]
-        if pads[2 * pair] or pads[2 * pair + 1]:
-            extent = shape[dim].scale + min(pads[2 * pair], 0) + min(pads[2 * pair + 1], 0)
-            require(
-                shape[dim].is_fixed and extent > 0,
-                f"dim {dim} of {render_shape(call.shape(0))} cannot be padded by {change}",
-            )
-            shape[dim] = Dim(shape[dim].scale + change)
-    return (Type(tuple(shape), call.type(0).dtype),)
+    require(len(pads) % 2 == 0 and len(pads) <= 2 * len(shape), text)
+    base.require_value(call.attrs["value"], call.type(0).dtype, "value")
+    for dim, low, high in zip(range(len(shape))[::-1], pads[::2], pads[1::2], strict=False):
+        extent = shape[dim]
+        good = extent.is_fixed and extent.scale + min(low, 0) + min(high, 0) > 0
+        text = f"dim {dim}, {base.render_dim(extent)}, cannot be padded by {low} and {high}"
+        require(good or (low, high) == (0, 0), text)
+        shape[dim] = Dim(extent.scale + low + high, extent.rows, extent.tokens)
+    return _typed(call, *shape)
 
 
 def _infer_index(call: Call) -> tuple[Type, ...]:
-    shape, dims = call.shape(0), call.attrs["dims"]
-    require_dims(shape, dims)
-    count = len(call.inputs) - 1
-    require(
-        count == len(dims) == dims[-1] - dims[0] + 1,
-        f"dims {dims} must be adjacent, one for each of the {count} index tensors",
-    )
-    require_dtypes(call, INDICES, *range(1, count + 1))
-    picked = broadcast(*(call.shape(i) for i in range(1, count + 1)))
-    return (Type(shape[: dims[0]] + picked + shape[dims[-1] + 1 :], call.type(0).dtype),)
+    shape, dims, count = call.shape(0), call.attrs["dims"], len(call.inputs) - 1
+    base.require_dims(shape, dims)
+    good = count == len(dims) == dims[-1] - dims[0] + 1
+    require(good, f"dims {dims} must be adjacent, one for each of the {count} index tensors")
+    indices = range(1, count + 1)
+    call.dtype("index", *indices)
+    picked = base.broadcast(*map(call.shape, indices))
+    return _typed(call, *shape[: dims[0]], *picked, *shape[dims[-1] + 1 :])
 
 
 def _infer_gather(call: Call) -> tuple[Type, ...]:
-    shape, index, dim = call.shape(0), call.shape(1), call.attrs["dim"]
-    require_dtypes(call, INDICES, 1)
-    require_dim(shape, dim)
-    require_rank(index, len(shape), len(shape), "the index")
+    shape, dim = call.shape(0), call.attrs["dim"]
+    call.dtype("index", 1)
+    call.extent(0, dim)
+    index = call.shape(1, [len(shape)])
     for d, (mine, its) in enumerate(zip(index, shape, strict=True)):
         inside = mine == its or (mine.is_fixed and its.is_fixed and mine.scale <= its.scale)
-        require(inside or d == dim, f"the index {render_shape(index)} is larger than the value")
-    return (Type(index, call.type(0).dtype),)
+        text = f"the index {base.render_shape(index)} is larger than {base.render_shape(shape)}"
+        require(inside or d == dim, text)
+    return _typed(call, *index)
 
 
 def _infer_embedding(call: Call) -> tuple[Type, ...]:
-    require_rank(call.shape(0), 2, 2, "the table")
-    require_dtypes(call, INDICES, 1)
-    return (Type((*call.shape(1), call.shape(0)[1]), call.type(0).dtype),)
+    call.dtype("index", 1)
+    return _typed(call, *call.shape(1), call.shape(0, [2])[1])
 
 
 def _infer_embedding_bag(call: Call) -> tuple[Type, ...]:
-    require_rank(call.shape(1), 1, 63, "the index")
-    (looked_up,) = _infer_embedding(call)
-    return (Type((*looked_up.shape[:-2], looked_up.shape[-1]), looked_up.dtype),)
+    call.dtype("float", 0)
+    call.dtype("index", 1)
+    return _typed(call, *call.shape(1, range(1, 64))[:-1], call.shape(0, [2])[1])
+
+
+def _reshape(x: Array, out: Out) -> Array:
+    return x.reshape(out[0])
+
+
+def _expand(x: Array, out: Out) -> Array:
+    return np.broadcast_to(x, out[0])
+
+
+def _permute(x: Array, dims: Ints) -> Array:
+    return x.transpose(dims)
+
+
+def _select(x: Array, dim: int, index: int) -> Array:
+    return x[(slice(None),) * dim + (index,)]
+
+
+def _concat(*xs: Array, dim: int) -> Array:
+    return np.concatenate(xs, axis=dim)
 
 
 def _slice(x: Array, dim: int, start: int, stop: int | None, step: int, out: Out) -> Array:
@@ -236,60 +228,24 @@ def _flip(x: Array, dims: Ints) -> Array:
     return np.flip(x, dims)
 
 
+_INT: Final = Attr("int")
+_SLICE: Final = {
+    "dim": DIM, "start": _INT, "stop": Attr("int", optional=True), "step": Attr("int", 1),
+}  # fmt: skip
+_PAD: Final = {"pads": Attr("ints", -(2**31), 2**31), "value": base.SCALAR}
+_BAG: Final = {"mode": base.one_of("sum", "mean", "max")}
+
 OPS: Final[dict[str, OpDef]] = {
-    "reshape": OpDef(_infer_reshape, lambda x, out: x.reshape(out[0]), typed=True, widen=False),
-    "expand": OpDef(
-        _infer_expand, lambda x, out: np.broadcast_to(x, out[0]), typed=True, widen=False
-    ),
-    "permute": OpDef(
-        _infer_permute,
-        lambda x, dims: x.transpose(dims),
-        attrs={"dims": Attr("ints", low=0, high=63)},
-        widen=False,
-    ),
-    "slice": OpDef(
-        _infer_slice,
-        _slice,
-        attrs={
-            "dim": DIM,
-            "start": Attr("int"),
-            "stop": Attr("int", optional=True),
-            "step": Attr("int", low=1),
-        },
-        typed=True,
-        widen=False,
-    ),
-    "select": OpDef(
-        _infer_select,
-        lambda x, dim, index: x.take(index, axis=dim),
-        attrs={"dim": DIM, "index": Attr("int")},
-        widen=False,
-    ),
-    "concat": OpDef(
-        _infer_concat,
-        lambda *xs, dim: np.concatenate(xs, axis=dim),
-        variadic=True,
-        attrs={"dim": DIM},
-        widen=False,
-    ),
-    "flip": OpDef(_infer_flip, _flip, attrs={"dims": Attr("ints", low=0, high=63)}, widen=False),
-    "pad": OpDef(
-        _infer_pad, _pad, attrs={"pads": Attr("ints"), "value": Attr("scalar")}, widen=False
-    ),
-    "index": OpDef(
-        _infer_index,
-        _index,
-        required=2,
-        variadic=True,
-        attrs={"dims": Attr("ints", low=0, high=63)},
-        widen=False,
-    ),
-    "gather": OpDef(_infer_gather, _gather, required=2, attrs={"dim": DIM}, widen=False),
-    "embedding": OpDef(_infer_embedding, _embedding, required=2, widen=False),
-    "embedding_bag": OpDef(
-        _infer_embedding_bag,
-        _embedding_bag,
-        required=2,
-        attrs={"mode": Attr("str", choices=("sum", "mean", "max"))},
-    ),
+    "reshape": OpDef(_infer_reshape, _reshape, typed=True, widen=False),
+    "expand": OpDef(_infer_expand, _expand, typed=True, widen=False),
+    "permute": OpDef(_infer_permute, _permute, attrs={"dims": DIMS}, widen=False),
+    "slice": OpDef(_infer_slice, _slice, attrs=_SLICE, typed=True, widen=False),
+    "select": OpDef(_infer_select, _select, attrs={"dim": DIM, "index": _INT}, widen=False),
+    "concat": OpDef(_infer_concat, _concat, attrs={"dim": DIM}, variadic=True, widen=False),
+    "flip": OpDef(_infer_flip, _flip, attrs={"dims": DIMS}, widen=False),
+    "pad": OpDef(_infer_pad, _pad, attrs=_PAD, widen=False),
+    "index": OpDef(_infer_index, _index, 2, attrs={"dims": DIMS}, variadic=True, widen=False),
+    "gather": OpDef(_infer_gather, _gather, 2, attrs={"dim": DIM}, widen=False),
+    "embedding": OpDef(_infer_embedding, _embedding, 2, widen=False),
+    "embedding_bag": OpDef(_infer_embedding_bag, _embedding_bag, 2, attrs=_BAG),
 }
