@@ -77,7 +77,9 @@ def _ray(console: Console) -> Iterator[None]:
     sys.path.insert(0, here)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     try:
-        ray.init(address="auto", namespace="serve", log_to_driver=False, logging_level="ERROR")
+        ray.init(
+            address="auto", namespace="serve", log_to_driver=False, logging_level=logging.ERROR
+        )
         console.print("Using the Ray that runs here, with the flags that it was started with.")
     except ConnectionError:
         console.print("Starting Ray on this machine.")
@@ -85,7 +87,7 @@ def _ray(console: Console) -> Iterator[None]:
             address="local",
             namespace="serve",
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             dashboard_host="127.0.0.1",
         )
     try:

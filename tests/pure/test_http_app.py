@@ -191,6 +191,15 @@ def test_bad_plain_json(server, body, status, sentence):
     assert reply.error.startswith(sentence)
 
 
+def test_bodies_that_would_decode_to_many_objects():
+    """A body of the allowed size must not become gigabytes of Python objects."""
+    names = b'{"inputs": {' + b",".join(b'"%d":0' % i for i in range(600)) + b"}}"
+    assert Server().post("/tenants/m", names).error == "body: more than 512 names"
+    values = b"[" + b"[]," * 1_000_000 + b"[]]"
+    reply = Server(handlers={"m": Doubles()}).post("/tenants/m", values)
+    assert (reply.status, reply.error) == (413, "body: more than 1000000 values")
+
+
 def test_missing_input_and_wrong_rank_over_oip(server):
     one = {"name": "a", "shape": [1, 2], "datatype": "INT64", "data": [1, 2]}
     reply = server.post("/v2/models/two/infer", {"inputs": [one]})
