@@ -1,0 +1,274 @@
+"""The scheduler host without Ray: attach, answers under mixed load, refusals, detach, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+
+from coissue.deployments.capture.pipeline import capture
+from coissue.deployments.channel.checking import InferError
+from coissue.deployments.channel.client import SchedulerClient
+from coissue.deployments.host import SchedulerHost
+from coissue.deployments.settings import AppSettings
+
+MODELS = {
+    "mlp-a": ("mlp", {"seed": 1}),
+    "mlp-b": ("mlp", {"seed": 2}),
+    "head-a": ("headed", {"seed": 1}),
+    "head-b": ("headed", {"seed": 2}),
+    "head-c": ("headed", {"seed": 3, "classes": 5}),
+    "tagger": ("tagger", {}),
+    "wide": ("wide", {}),
+}
+
+
+def make_settings(cache, models=MODELS, **scheduler) -> AppSettings:
+    return AppSettings.model_validate(
+        {
+            "device": {"memory_mib": 256, "cache": str(cache)},
+            "scheduler": {"metrics_port": 0, **scheduler},
+            "slo_classes": {"fast": {"deadline_ms": 5000}},
+            "tenants": [
+                {
+                    "name": name,
+                    "model": {"factory": f"tiny_models:{factory}", "kwargs": kwargs},
+                    "slo": "fast",
+                    "limits": {"tokens": 64},
+                }
+                for name, (factory, kwargs) in models.items()
+            ],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory):
+    """name -> folder of the captured tenant."""
+    root = tmp_path_factory.mktemp("artifacts")
+    for tenant in make_settings(root).tenants:
+        capture(tenant.model, tenant.limits, tenant.name).save(root / tenant.name)
+    return root
+
+
+@pytest.fixture
+def host(artifacts):
+    run_dir = tempfile.mkdtemp(prefix="ci-host-")
+    settings = make_settings(artifacts / "cache")
+    host = SchedulerHost(settings, run_dir)
+    host.start()
+    for tenant in settings.tenants:
+        assert host.attach(tenant.model_dump(), 1, str(artifacts / tenant.name)) == ""
+    yield host
+    host.stop()
+    shutil.rmtree(run_dir)
+
+
+def eager(name):
+    factory, kwargs = MODELS[name]
+    module, samples = getattr(tiny_models, factory)(**kwargs)
+    return module.eval(), samples
+
+
+def draw(samples, rows, tokens, rng):
+    """Inputs like the samples, of another size."""
+    made = {}
+    for name, sample in samples.items():
+        if sample.dtype == torch.int64:
+            made[name] = rng.integers(0, 50, (rows, tokens))
+        else:
+            made[name] = rng.standard_normal((rows, *sample.shape[1:])).astype(np.float32)
+    return made
+
+
+def run(work):
+    return asyncio.run(work)
+
+
+async def connect(host) -> SchedulerClient:
+    client = await SchedulerClient.connect(host.endpoint)
+    await client.wait_ready(*MODELS, timeout_s=30)
+    return client
+
+
+def test_mixed_load_answers_as_the_eager_module_does(host):
+    async def ask(client, name, module, samples, seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(6):
+            inputs = draw(samples, int(rng.integers(1, 5)), int(rng.integers(1, 9)), rng)
+            answer = await client.infer(name, inputs)
+            with torch.inference_mode():
+                want = module(*(torch.from_numpy(array) for array in inputs.values()))
+            np.testing.assert_allclose(answer.outputs["output"], want, rtol=2e-4, atol=2e-4)
+
+    async def work():
+        client = await connect(host)
+        models = {name: eager(name) for name in MODELS}
+        await asyncio.gather(
+            *(ask(client, name, *models[name], seed) for name in MODELS for seed in range(4))
+        )
+        assert client.open_requests == 0
+        await client.close()
+
+    run(work())
+    host.collect()
+    launches = host.metrics.registry.get_sample_value
+    assert launches("coissue_launch_segments_sum") > launches("coissue_launches_total")
+    assert launches("coissue_launch_tenants_sum") > launches("coissue_launches_total")
+
+
+def test_equal_weights_are_held_once(host):
+    backbone = sum(p.numel() * 4 for p in eager("head-a")[0][0].parameters())
+    assert host.device.bytes_saved >= 2 * backbone
+
+
+def test_prefix_of_one_backbone_shares_launches_although_heads_differ(host):
+    first = {name: host._programs[name].spec.kernels[0] for name in ("head-a", "head-b", "head-c")}
+    assert len({kernel.signature for kernel in first.values()}) == 1
+    assert len({kernel.weights for kernel in first.values()}) == 1
+
+
+def test_impossible_deadline_is_refused_at_once_with_the_reason(host):
+    async def work():
+        client = await connect(host)
+        with pytest.raises(InferError) as error:
+            await client.infer("mlp-a", {"input": np.zeros((1, 8), np.float32)}, budget_ns=1)
+        await client.close()
+        return error.value
+
+    error = run(work())
+    assert error.reason in ("deadline", "expired")
+    assert error.message
+
+
+def test_cancelled_request_is_withdrawn(host):
+    async def work():
+        client = await connect(host)
+        inputs = {"input": np.zeros((4, 4096), np.float32)}
+        tasks = [asyncio.create_task(client.infer("wide", inputs)) for _ in range(50)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        status = json.loads(await client.ask("status"))
+        while status["requests_open"]:
+            status = json.loads(await client.ask("status"))
+        await client.close()
+        return status
+
+    outcomes = run(work())["outcomes"]
+    assert outcomes["cancelled"] + outcomes["completed"] <= 50
+    assert not host.executor._running
+
+
+def test_wrong_reference_fails_the_tenant_and_leaves_nothing(host, artifacts, tmp_path):
+    folder = tmp_path / "wrong"
+    shutil.copytree(artifacts / "mlp-a", folder)
+    from safetensors.numpy import load_file, save_file
+
+    arrays = load_file(folder / "references.safetensors")
+    arrays["out.1.output"] = arrays["out.1.output"] + 1
+    save_file(arrays, folder / "references.safetensors")
+    held = host.device.bytes_held
+    tenant = next(t for t in host.settings.tenants if t.name == "mlp-a")
+    other = {**tenant.model_dump(), "name": "liar"}
+    message = host.attach(other, 1, str(folder))
+    assert "reference 1" in message
+    assert "'output'" in message
+    assert "liar" not in host.attached()
+    assert host.device.bytes_held == held
+
+
+def test_tampered_weights_are_refused(host, artifacts, tmp_path):
+    folder = tmp_path / "tampered"
+    shutil.copytree(artifacts / "mlp-a", folder)
+    data = bytearray((folder / "weights.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "weights.safetensors").write_bytes(bytes(data))
+    tenant = next(t for t in host.settings.tenants if t.name == "mlp-a")
+    message = host.attach({**tenant.model_dump(), "name": "tampered"}, 1, str(folder))
+    assert "digest" in message
+
+
+def test_tenant_that_does_not_fit_says_so_and_the_others_serve(artifacts):
+    run_dir = tempfile.mkdtemp(prefix="ci-host-")
+    settings = make_settings(artifacts / "cache")
+    settings = settings.model_copy(
+        update={"device": settings.device.model_copy(update={"memory_mib": 64})}
+    )
+    host = SchedulerHost(settings, run_dir)
+    host.start()
+    try:
+        # Two of 67 MB: the device has room for neither.
+        by_name = {tenant.name: tenant for tenant in settings.tenants}
+        message = host.attach(by_name["wide"].model_dump(), 1, str(artifacts / "wide"))
+        assert "bytes" in message
+        assert host.attach(by_name["mlp-a"].model_dump(), 1, str(artifacts / "mlp-a")) == ""
+        assert list(host.attached()) == ["mlp-a"]
+    finally:
+        host.stop()
+        shutil.rmtree(run_dir)
+
+
+def test_new_version_takes_over_and_detach_frees_the_weights(host, artifacts):
+    by_name = {tenant.name: tenant for tenant in host.settings.tenants}
+
+    async def ask():
+        client = await connect(host)
+        answer = await client.infer("mlp-a", {"input": np.ones((1, 8), np.float32)})
+        await client.close()
+        return answer.outputs["output"]
+
+    before = run(ask())
+    assert host.attach(by_name["mlp-a"].model_dump(), 2, str(artifacts / "mlp-b")) == ""
+    assert host.attached()["mlp-a"] == 2
+    with torch.inference_mode():
+        want = eager("mlp-b")[0](torch.ones(1, 8))
+    after = run(ask())
+    np.testing.assert_allclose(after, want, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(before, after)
+    for name in MODELS:
+        host.detach(name)
+    assert host.device.bytes_held == 0
+    assert host.directory() == []
+
+
+def test_policies_can_be_switched_under_load(host):
+    async def work():
+        client = await connect(host)
+        inputs = {"input": np.ones((2, 32), np.float32)}
+        want = (await client.infer("head-a", inputs)).outputs["output"]
+        for policy in ("time_only", "space_time") * 3:
+            host.set_policy(policy)
+            answers = await asyncio.gather(*(client.infer("head-a", inputs) for _ in range(20)))
+            for answer in answers:
+                np.testing.assert_allclose(answer.outputs["output"], want, rtol=1e-4, atol=1e-5)
+        await client.close()
+
+    run(work())
+    with pytest.raises(ValueError, match="space_time"):
+        host.set_policy("fastest")
+
+
+def test_timeline_is_a_trace_with_all_launches(host):
+    async def work():
+        client = await connect(host)
+        inputs = {"input": np.ones((2, 32), np.float32)}
+        await asyncio.gather(*(client.infer("head-b", inputs) for _ in range(10)))
+        trace = json.loads(await client.ask("timeline"))
+        await client.close()
+        return trace["traceEvents"]
+
+    events = run(work())
+    launches = [event for event in events if event["ph"] == "X"]
+    assert sum(event["args"]["tenants"].get("head-b", 0) for event in launches) >= 10
+    opened = [event["id"] for event in events if event["ph"] == "b"]
+    closed = [event["id"] for event in events if event["ph"] == "e"]
+    assert sorted(opened) == sorted(closed)
+    assert all(event["dur"] >= 0 for event in launches)

@@ -1,0 +1,190 @@
+"""The metrics as users meet them: scraped by a real Prometheus, asked by the shipped dashboard."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import promql_parser
+import pytest
+import yaml
+
+from coissue.deployments.metrics import Levels, SchedulerMetrics
+from coissue.scheduler.messages import Outcome, Reason
+from coissue.scheduler.trace import LaunchRecord, RequestRecord
+from load_tests import dashboards
+
+ROOT = Path(__file__).parents[2]
+MS = 1_000_000
+OVERVIEW = ROOT / "configs/grafana/dashboards/overview.json"
+
+
+def list_queries() -> list[tuple[str, str]]:
+    """(panel title, query) of every target, with Grafana's variables filled in."""
+    panels = json.loads(OVERVIEW.read_text())["panels"]
+    return [
+        (
+            panel["title"],
+            target["expr"].replace("$__rate_interval", "10s").replace("$tenant", ".*"),
+        )
+        for panel in panels
+        if panel["type"] != "row"
+        for target in panel["targets"]
+    ]
+
+
+def make_metrics() -> SchedulerMetrics:
+    levels = Levels(
+        window_requests=3, weight_bytes_held=1000, weight_bytes_saved=500,
+        tenants_by_state={"ready": 2, "failed": 1},
+    )  # fmt: skip
+    metrics = SchedulerMetrics("test device", lambda: levels)
+    metrics.name_tenant("a", "fast")
+    metrics.name_tenant("b", "slow")
+    return metrics
+
+
+def make_request(number, tenant, outcome, reason=None, late_ns=0) -> RequestRecord:
+    return RequestRecord(
+        number, tenant, rows=1, tokens=0, submitted_ns=0, first_launch_ns=2 * MS,
+        last_done_ns=5 * MS, completed_ns=6 * MS + late_ns, deadline_ns=10 * MS,
+        device_ns=3 * MS, outcome=outcome, reason=reason,
+    )  # fmt: skip
+
+
+def feed(metrics: SchedulerMetrics) -> None:
+    launch = LaunchRecord(1, 1, 0, 4 * MS, 3 * MS, (("a", 1, 0, 8), ("b", 2, 0, 4)))
+    metrics.observe(
+        [launch],
+        [
+            make_request(1, "a", Outcome.COMPLETED),
+            make_request(2, "b", Outcome.COMPLETED, late_ns=20 * MS),
+            make_request(3, "b", Outcome.REJECTED, Reason.DEADLINE),
+            make_request(4, "a", Outcome.CANCELLED, Reason.CLIENT_GONE),
+        ],
+    )
+
+
+def test_records_become_the_right_numbers():
+    metrics = make_metrics()
+    feed(metrics)
+    value = metrics.registry.get_sample_value
+    slo = {"slo_class": "fast", "tenant": "a"}
+    assert value("coissue_slo_requests_total", {**slo, "outcome": "good"}) == 1
+    late = {"slo_class": "slow", "tenant": "b", "outcome": "late"}
+    assert value("coissue_slo_requests_total", late) == 1
+    assert value("coissue_rejections_total", {"tenant": "b", "reason": "deadline"}) == 1
+    assert value("coissue_device_busy_seconds_total") == pytest.approx(0.004)
+    assert value("coissue_tenant_device_seconds_total", {"tenant": "a"}) == pytest.approx(0.006)
+    assert value("coissue_launch_rows_sum") == 12
+    assert value("coissue_launch_tenants_sum") == 2
+    assert value("coissue_request_stage_seconds_sum", {"stage": "run"}) == pytest.approx(0.006)
+    assert value("coissue_weight_saved_bytes") == 500
+    assert value("coissue_tenants", {"state": "failed"}) == 1
+
+
+def test_every_objective_is_a_bucket_boundary():
+    settings = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())
+    classes = settings["applications"][0]["args"]["slo_classes"].values()
+    buckets = make_metrics().latency._upper_bounds
+    assert all(entry["deadline_ms"] / 1000 in buckets for entry in classes)
+
+
+def test_dashboard_is_in_step_with_its_source():
+    assert OVERVIEW.read_text() == dashboards.render_overview()
+
+
+def test_dashboard_panels_are_complete():
+    for panel in json.loads(OVERVIEW.read_text())["panels"]:
+        assert panel["title"]
+        if panel["type"] != "row":
+            assert panel["description"]
+            assert panel["fieldConfig"]["defaults"]["unit"]
+            assert panel["datasource"]["uid"] == "${datasource}"
+
+
+@pytest.mark.parametrize(("title", "query"), list_queries())
+def test_queries_parse_and_ask_for_metrics_that_exist(title, query):
+    promql_parser.parse(query)
+    exposed = set(re.findall(r"^# TYPE (\w+)", make_metrics().render().decode(), re.MULTILINE))
+    asked = set(re.findall(r"coissue_\w+", query))
+    assert asked
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in asked} <= exposed
+
+
+@pytest.fixture
+def prometheus(tool, tmp_path):
+    """(URL, metrics) of a Prometheus with the shipped configuration, scraping fast."""
+    binary = tool("prometheus")
+    metrics = make_metrics()
+    server = metrics.serve(0)
+    config = yaml.safe_load((ROOT / "configs/prometheus/prometheus.yml").read_text())
+    config["global"]["scrape_interval"] = "1s"
+    config["scrape_configs"] = [job for job in config["scrape_configs"] if job["job_name"] != "ray"]
+    config["scrape_configs"][0]["static_configs"][0]["targets"] = [
+        f"127.0.0.1:{server.server_port}"
+    ]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    child = subprocess.Popen(
+        [
+            binary, f"--config.file={tmp_path / 'prometheus.yml'}",
+            f"--storage.tsdb.path={tmp_path / 'data'}", f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    yield f"http://127.0.0.1:{port}", metrics
+    child.terminate()
+    child.wait()
+    server.shutdown()
+    server.server_close()
+
+
+def ask(url: str, query: str) -> list:
+    target = f"{url}/api/v1/query?" + urllib.parse.urlencode({"query": query})
+    with urllib.request.urlopen(target, timeout=10) as answer:
+        return json.load(answer)["data"]["result"]
+
+
+def wait_for(url: str, query: str, attempts: int = 300) -> list:
+    """The first answer that is not empty; Prometheus takes a few scrapes."""
+    for _ in range(attempts):
+        try:
+            if found := ask(url, query):
+                return found
+        except OSError:
+            pass
+        time.sleep(0.1)
+    pytest.fail(f"no answer to {query}")
+
+
+def test_every_panel_has_data_in_a_real_prometheus(prometheus):
+    url, metrics = prometheus
+    wait_for(url, "coissue_scheduler_info")
+    feed(metrics)
+    wait_for(url, "coissue_launches_total > 0")
+    # Rates need two scrapes that differ.
+    feed(metrics)
+    wait_for(url, "rate(coissue_launches_total[10s]) > 0")
+    for title, query in list_queries():
+        assert wait_for(url, query), title
+    attainment = next(query for title, query in list_queries() if title.startswith("Attainment"))
+    by_tenant = {r["metric"]["tenant"]: float(r["value"][1]) for r in ask(url, attainment)}
+    assert by_tenant == {"a": 1.0, "b": 0.0}
+
+
+def test_shipped_configuration_is_valid(tool, tmp_path):
+    promtool = Path(tool("prometheus")).with_name("promtool")
+    run = subprocess.run(
+        [promtool, "check", "config", ROOT / "configs/prometheus/prometheus.yml"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr

@@ -1,0 +1,63 @@
+"""Small untrained models as factories, for tests that serve them: `factory: "tiny_models:mlp"`."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import nn
+
+
+def _seeded(seed: int, *sizes: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def mlp(seed: int = 0, width: int = 16):
+    return _seeded(seed, 8, width, 4), {"input": torch.randn(3, 8)}
+
+
+def headed(seed: int = 0, classes: int = 3):
+    """One backbone for all seeds, a head of its own each."""
+    backbone = _seeded(1234, 32, 64, 64)
+    torch.manual_seed(seed)
+    return nn.Sequential(backbone, nn.ReLU(), nn.Linear(64, classes)), {"input": torch.randn(3, 32)}
+
+
+class Tagger(nn.Module):
+    """Tokens in, one row of scores out: an embedding, an LSTM, the mean over tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 8)
+        self.cell = nn.LSTM(8, 12, batch_first=True)
+        self.out = nn.Linear(12, 3)
+
+    def forward(self, input_ids):
+        hidden, _ = self.cell(self.table(input_ids))
+        return self.out(hidden.mean(1))
+
+
+def tagger(seed: int = 0):
+    torch.manual_seed(seed)
+    return Tagger(), {"input_ids": torch.randint(0, 50, (2, 5))}
+
+
+def wide(seed: int = 0):
+    """More than 64 KiB in and out, so that tensors go through shared memory."""
+    torch.manual_seed(seed)
+    return nn.Linear(4096, 4096), {"input": torch.randn(2, 4096)}
+
+
+def slow(layers: int = 12, width: int = 1024):
+    """Some milliseconds per row."""
+    torch.manual_seed(0)
+    stack = [nn.Linear(width, width) for _ in range(layers)]
+    return nn.Sequential(*stack), {"input": torch.randn(2, width)}
+
+
+def unimportable():
+    raise ImportError("the tenant's dependency is missing")
