@@ -75,15 +75,14 @@ def check_program(program: Program, limits: SpecLimits = DEFAULT) -> None:
         _check_type(value, type_, program, limits)
     defined = [False] * len(program.types)
     for port in program.inputs:
-        _define(port.value, defined, f"input {port.name!r}")
+        _define(port.value, defined, f"input {port.name[:80]!r}")
     _check_weights(program, defined, limits)
     for index, op in enumerate(program.ops):
         _check_op(index, op, program, defined, limits)
     if not all(defined):
         raise SpecError(f"value {defined.index(False)} is declared but never defined")
     for port in program.outputs:
-        if not 0 <= port.value < len(defined):
-            raise SpecError(f"output {port.name!r} is value {port.value}, which does not exist")
+        _bound(f"the value of output {port.name[:80]!r}", port.value, len(defined) - 1)
     _check_sizes_known(program)
 
 
@@ -179,14 +178,15 @@ def _define(value: int, defined: list[bool], what: str) -> None:
 def _check_weights(program: Program, defined: list[bool], limits: SpecLimits) -> None:
     by_digest: dict[str, Type] = {}
     for weight in program.weights:
-        _define(weight.value, defined, f"weight {weight.name!r}")
+        what = f"weight {weight.name[:80]!r}"
+        _define(weight.value, defined, what)
         type_ = program.types[weight.value]
         if not type_.is_fixed:
-            raise SpecError(f"weight {weight.name!r} is {render_type(type_)}; allowed: no R, no T")
+            raise SpecError(f"{what} is {render_type(type_)}; allowed: no R, no T")
         if len(weight.digest) != 64 or set(weight.digest) - set("0123456789abcdef"):
-            raise SpecError(f"weight {weight.name!r} has a digest that is not 64 hex digits")
+            raise SpecError(f"{what} has a digest that is not 64 hex digits")
         if by_digest.setdefault(weight.digest, type_) != type_:
-            raise SpecError(f"weight {weight.name!r} has another type than one of equal digest")
+            raise SpecError(f"{what} has another type than one of equal digest")
     total = sum(type_.num_bytes(1, 1) for type_ in by_digest.values())
     _bound("the bytes of all weights", total, limits.weight_bytes)
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from coissue.kernels.ir import Type
-from coissue.kernels.optable import layers, pointwise, recurrent, reductions, views
-from coissue.kernels.optable.base import Attr, Call, OpDef, require
+from coissue.kernels.ir import Dim, Type
+from coissue.kernels.optable import base, layers, pointwise, recurrent, reductions, views
+from coissue.kernels.optable.base import Attr, Call, Mismatch, OpDef, require
 
 #: Functional, deterministic, data-only ATen ops (`torch.ops.aten.<target>`) allowed as `opaque`.
 OPAQUE_TARGETS: Final = frozenset(
@@ -29,12 +29,17 @@ OPAQUE_TARGETS: Final = frozenset(
     exp2.default expm1.default fmod.Tensor frac.default glu.default hardtanh.default isinf.default
     isnan.default log10.default log2.default logcumsumexp.default logit.default logsumexp.default
     masked_fill.Scalar nan_to_num.default pixel_shuffle.default pixel_unshuffle.default
-    prelu.default reflection_pad1d.default reflection_pad2d.default replication_pad1d.default
-    replication_pad2d.default roll.default selu.default sinh.default softshrink.default
-    sort.default tan.default topk.default tril.default triu.default trunc.default
-    upsample_bilinear2d.vec upsample_nearest2d.vec
+    prelu.default reflection_pad1d.default reflection_pad2d.default roll.default selu.default
+    sinh.default softshrink.default sort.default tan.default topk.default tril.default triu.default
+    trunc.default upsample_bilinear2d.vec upsample_nearest2d.vec
     """.split()  # noqa: SIM905
 )
+#: Those whose inputs broadcast: the output must have that shape.
+_BROADCASTING: Final = frozenset(
+    f"aten.{name}"
+    for name in ("addcmul.default", "atan2.default", "bitwise_and.Tensor", "bitwise_or.Tensor",
+                 "bitwise_xor.Tensor", "fmod.Tensor", "masked_fill.Scalar")
+)  # fmt: skip
 #: Longest `args` of an opaque op, in characters.
 OPAQUE_ARGS_LIMIT: Final = 4096
 
@@ -71,10 +76,29 @@ def _check_argument(value: Any, inputs: int, depth: int = 0) -> None:
 
 
 def _infer_opaque(call: Call) -> tuple[Type, ...]:
+    """Outputs are as declared. What an op makes may be large only where its inputs already are."""
     target = call.attrs["target"]
     require(target in OPAQUE_TARGETS, f"{target[:80]!r} is not on the list of allowed ATen ops")
-    parse_opaque_args(call.attrs["args"], len(call.inputs))
+    positional, _ = parse_opaque_args(call.attrs["args"], len(call.inputs))
+    (shape, *_), inputs = (out.shape for out in call.outputs), range(len(call.inputs))
+    if target in _BROADCASTING:
+        base.require_shape(shape, base.broadcast((), *map(call.shape, inputs)), "the output")
+    elif "upsample" in target:
+        base.require_shape(
+            shape, (*call.shape(0, [4])[:2], *_upsampled(call, positional)), "the output"
+        )
     return call.outputs
+
+
+def _upsampled(call: Call, positional: list[Any]) -> tuple[Dim, ...]:
+    """The two spatial dims of an upsampled image, from a size or from factors, the last args."""
+    match positional:
+        case [_, [int(high), int(wide)], *_, None]:
+            return Dim(high), Dim(wide)
+        case [_, None, *_, [float(high), float(wide)]] if 0 < high < 1024 and 0 < wide < 1024:
+            scaled = zip(call.shape(0)[2:], (high, wide), strict=True)
+            return tuple(Dim(int(dim.scale * by), dim.rows, dim.tokens) for dim, by in scaled)
+    raise Mismatch("an upsampling needs a size or factors, of two numbers each, as last args")
 
 
 def _run_opaque(*_: Any, **__: Any) -> Any:

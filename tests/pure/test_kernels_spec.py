@@ -70,7 +70,7 @@ ILLEGAL = {
     "output id": (with_op(1, outputs=(7,)), "output 0 is value 7; allowed: 0 to 3"),
     "outputs": (with_op(1, outputs=()), "has 0 outputs; allowed: 1"),
     "never defined": (mlp(ops=mlp().ops[:1]), "value 3 is declared but never defined"),
-    "program output": (mlp(outputs=(Port("y", 44),)), "output 'y' is value 44"),
+    "program output": (mlp(outputs=(Port("y", 44),)), "output 'y' is 44; allowed: 0 to 3"),
     "names": (mlp(outputs=(Port("y", 3), Port("y", 2))), "two of the outputs are named 'y'"),
     "control": (with_op(0, where="a\nb"), "has characters that cannot be printed"),
     "no inputs": (mlp(inputs=()), "the number of inputs is 0; allowed: 1 to 64"),
@@ -158,7 +158,7 @@ MISFITS = [
     (one_op("full", out=shaped("f32", "R"), value=True), "value True is not a value of f32"),
     (one_op("index", X, shaped("i64", 2), shaped("i64", 2), out=X, dims=(0, 2)), "be adjacent"),
     (one_op("index", X, shaped("f32", 2), out=X, dims=(0,)), "inputs have dtypes f32"),
-    (one_op("embedding", shaped("f32", 5), shaped("i64", "R"), out=X), "has shape [5]; needs rank 2"),
+    (one_op("embedding", shaped("f32", 5), shaped("i64", "R"), out=X), "[5]; needs rank 2"),
     (one_op("lstm", X, shaped("f32", 4, 4), out=X, hidden=1, layers=1, bidirectional=False,
             bias=False), "has 1 outputs; allowed: 3"),
     (one_op("opaque", X, out=X, target="aten.system.default", args="[[],{}]"), "not on the list"),
@@ -168,6 +168,15 @@ MISFITS = [
      "args names input 1 of 1"),
     (one_op("opaque", X, out=X, target="aten.tan.default", args='[[{"device": "x"}], {}]'),
      "which no argument may be"),
+    (one_op("opaque", shaped("f32", 999, 1), shaped("f32", 1, 999), out=shaped("f32", 1),
+            target="aten.atan2.default", args='[[{"input": 0}, {"input": 1}], {}]'),
+     "the output has shape [1]; needs [999, 999]"),
+    (one_op("opaque", shaped("f32", "R", 3, 4, 4), out=shaped("f32", "R", 3, 8, 8),
+            target="aten.upsample_nearest2d.vec", args='[[{"input": 0}, [9999, 9999], null], {}]'),
+     "needs [R, 3, 9999, 9999]"),
+    (one_op("opaque", shaped("f32", "R", 3, 4, 4), out=shaped("f32", "R", 3, 8, 8),
+            target="aten.upsample_nearest2d.vec", args='[[{"input": 0}, null, [1e9, NaN]], {}]'),
+     "needs a size or factors"),
 ]  # fmt: skip
 
 
@@ -176,6 +185,13 @@ def test_op_that_does_not_fit_is_refused_with_the_reason(program, sentence):
     with pytest.raises(SpecError, match=r"^op 0 .* at 'net': ") as caught:
         check_program(program)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("rest", ["[8, 12], null", "null, [2.0, 3.0]", "[8, 12], false, null"])
+def test_upsampling_of_the_declared_size_is_legal(rest):
+    args = f'[[{{"input": 0}}, {rest}], {{}}]'
+    image, out = shaped("f32", "R", 3, 4, 4), shaped("f32", "R", 3, 8, 12)
+    check_program(one_op("opaque", image, out=out, target="aten.upsample_nearest2d.vec", args=args))
 
 
 def test_limits_are_limits():
