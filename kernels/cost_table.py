@@ -31,12 +31,15 @@ UNKNOWN_UNIT_NS: Final = 10_000
 KEPT_LIMIT: Final = 100_000
 
 
+_Points = dict[int, dict[int, dict[int, int]]]
+
+
 @dataclass(slots=True)
 class _Entry:
     """What is known of one signature."""
 
     #: weight sets -> segments -> units -> measured ns.
-    points: dict[int, dict[int, dict[int, int]]] = field(default_factory=dict)
+    points: _Points = field(default_factory=dict)
     #: Measured over the points' prediction, of late.
     factor: float = 1.0
     #: Mean of |measured - predicted| / measured, and of how many launches.
@@ -119,28 +122,42 @@ class CostTable:
                 return UNKNOWN_NS + UNKNOWN_UNIT_NS * units
             if len(self._kept) >= KEPT_LIMIT:
                 self._kept.clear()
-            self._kept[key] = _at(weight_sets, {
-                w: _at(segments, {s: _at(units, by_units) for s, by_units in by_segments.items()})
-                for w, by_segments in entry.points.items()
-            })  # fmt: skip
+            self._kept[key] = _over_sets(entry.points, units, segments, weight_sets)
         return self._kept[key]
 
 
-def _at(place: int, points: Mapping[int, float]) -> float:
+def _over_sets(points: _Points, units: int, segments: int, weight_sets: int) -> float:
+    """Interpolates over units, then segments, then weight sets.
+
+    Beyond the last number of segments or weight sets the slope is that at the most units measured,
+    whatever `units` is, so that the answer rises with each argument.
+    """
+    most_segments = max(max(by_segments) for by_segments in points.values())
+    most_units = max(max(p) for by_segments in points.values() for p in by_segments.values())
+
+    def over_segments(of: Mapping[int, Mapping[int, int]], units: int, segments: int) -> float:
+        curve = {s: _at(units, by_units) for s, by_units in of.items()}
+        return _at(segments, curve, {s: _at(most_units, by_units) for s, by_units in of.items()})
+
+    curve = {w: over_segments(of, units, segments) for w, of in points.items()}
+    far = {w: over_segments(of, most_units, most_segments) for w, of in points.items()}
+    return _at(weight_sets, curve, far)
+
+
+def _at(place: int, points: Mapping[int, float], far: Mapping[int, float] | None = None) -> float:
     """The value at `place`: the first point's below it, straight on beyond the last.
 
-    A point lower than one before it counts as equal to it.
+    A point lower than one before it counts as equal to it. The slope beyond is that of `far`.
     """
     places = sorted(points)
-    curve = list(zip(places, accumulate((points[p] for p in places), max), strict=True))
-    after = bisect_left(curve, (place, 0.0))
+    curve = list(accumulate((points[p] for p in places), max))
+    after = bisect_left(places, place)
     if after == 0:
-        return curve[0][1]
-    if after < len(curve):
-        (low, low_ns), (high, high_ns) = curve[after - 1 : after + 1]
-        return low_ns + (high_ns - low_ns) * (place - low) / (high - low)
-    last, last_ns = curve[-1]
-    if len(curve) == 1:
-        return last_ns * place / last
-    before, before_ns = curve[-2]
-    return last_ns + (last_ns - before_ns) / (last - before) * (place - last)
+        return curve[0]
+    if after < len(places):
+        low, high = places[after - 1 : after + 1]
+        return curve[after - 1] + (curve[after] - curve[after - 1]) * (place - low) / (high - low)
+    slopes = curve if far is None else list(accumulate((far[p] for p in places), max))
+    before, last = (0, places[0]) if len(places) == 1 else places[-2:]
+    rise = slopes[-1] if len(places) == 1 else slopes[-1] - slopes[-2]
+    return curve[-1] + rise / (last - before) * (place - last)

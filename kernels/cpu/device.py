@@ -42,7 +42,8 @@ class Slice:
 
     @property
     def own(self) -> Tensor:
-        return self.tensor[self.start : self.stop]
+        whole = self.stop - self.start == self.tensor.shape[0]
+        return self.tensor if whole else self.tensor[self.start : self.stop]
 
 
 #: Value id of the tenant's program -> the request's value; absent once nothing needs it.
@@ -247,9 +248,10 @@ def _scatter(
 ) -> None:
     """Writes an output into each request's buffers."""
     if packing.is_packed:
-        for i, segment in enumerate(order):
-            start, stop = frame.bounds(packing, i)
+        start, offsets = 0, frame.offsets(packing)
+        for segment, stop in zip(order, offsets[1:], strict=True):
             segment.buffers[segment.kernel.outputs[place]] = Slice(value, start, stop)
+            start = stop
     elif packing.layout is Layout.EACH:
         for segment, own in zip(order, value, strict=True):
             segment.buffers[segment.kernel.outputs[place]] = own

@@ -87,10 +87,11 @@ class Frame:
                 self._runs.append((rows, length, row, token))
         return self._runs
 
-    def bounds(self, packing: Packing, index: int) -> tuple[int, int]:
-        """First and last-but-one entry of a segment in a packed value."""
+    def offsets(self, packing: Packing) -> Sequence[int]:
+        """Where each segment starts in a packed value, and where the last one ends."""
         offsets = self.token_bounds if packing.layout is Layout.TOKENS else self.row_bounds
-        return packing.scale * offsets[index], packing.scale * offsets[index + 1]
+        scale = packing.scale
+        return offsets if scale == 1 else [scale * offset for offset in offsets]
 
     def part(self, packing: Packing, value: Any, index: int) -> torch.Tensor:
         """A segment's own value in its logical shape."""
@@ -98,7 +99,7 @@ class Frame:
             return value[index]  # type: ignore[no-any-return]
         if not packing.is_packed:
             return value  # type: ignore[no-any-return]
-        start, stop = self.bounds(packing, index)
+        start, stop = self.offsets(packing)[index : index + 2]
         own = value[start:stop] if len(self.lengths) > 1 else value
         if packing.lead == 2:
             own = own.unflatten(0, (-1, self.lengths[index]))

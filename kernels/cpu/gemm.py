@@ -15,7 +15,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,10 @@ def device_name(threads: int) -> str:
 
 
 class GemmTable:
-    """(K, N) -> rows -> provider -> ns, measured when first asked for and kept as JSON."""
+    """(K, N) -> rows -> provider -> ns, measured when first asked for and kept as JSON.
+
+    What one process had no time for, `kn` serves there, and the next process measures.
+    """
 
     def __init__(self, path: Path, device: str) -> None:
         self._path = path
@@ -73,11 +76,11 @@ class GemmTable:
     def choose(self, k: int, n: int) -> tuple[tuple[str, bool], ...]:
         """Per entry of `ROWS`: the provider for equal weights, and whether a stack pays."""
         if (k, n) not in self._chosen:
-            key = f"{k}x{n}"
-            if key not in self._ns:
-                self._ns[key] = _measure(k, n)
+            table = self._ns.setdefault(f"{k}x{n}", {})
+            if len(table) < len(ROWS):
+                _measure(k, n, table)
                 self._save()
-            self._chosen[k, n] = tuple(_pick(self._ns[key].get(str(r), {})) for r in ROWS)
+            self._chosen[k, n] = tuple(_pick(table.get(str(rows), {})) for rows in ROWS)
         return self._chosen[k, n]
 
     def measured_ns(self, k: int, n: int) -> dict[str, dict[str, int]]:
@@ -108,28 +111,24 @@ def _pick(ns: dict[str, int]) -> tuple[str, bool]:
     return best, ns.get("stack", math.inf) < limit
 
 
-def _measure(k: int, n: int) -> dict[str, dict[str, int]]:
-    """Rows -> provider -> ns on random data; points the time did not allow repeat the last one."""
-    kn, bias, table = torch.randn(k, n), torch.randn(n), dict[str, dict[str, int]]()
-    weight = StoredWeight("", kn)
+def _measure(k: int, n: int, table: dict[str, dict[str, int]]) -> None:
+    """Fills in the numbers of rows missing in `table`, on random data, as far as time allows."""
+    kn, bias = torch.randn(k, n), torch.randn(n)
     packed = {name: make(kn) for name, make in _PACKERS.items()}
-    nk = weight.as_nk("kn")
-    end_ns, ns = time.perf_counter_ns() + SHAPE_NS, dict[str, int]()
-    for rows in ROWS:
-        if time.perf_counter_ns() < end_ns:
-            x = torch.randn(rows, k)
-            calls = {"kn": partial(torch.addmm, bias, x, kn)}
-            for name, form in packed.items():
-                calls[name] = partial(_call_packed, name, x, form, nk, bias)
-            if k * n <= STACK_ELEMENTS:
-                xs = x.expand(STACK_MEMBERS, rows, k).contiguous()
-                kns, biases = kn.repeat(STACK_MEMBERS, 1, 1), bias.repeat(STACK_MEMBERS, 1, 1)
-                calls["stack"] = partial(torch.baddbmm, biases, xs, kns)
-            ns = {name: _time_ns(call) for name, call in calls.items()}
-            if "stack" in ns:
-                ns["stack"] //= STACK_MEMBERS
-        table[str(rows)] = ns
-    return table
+    end_ns = time.perf_counter_ns() + SHAPE_NS
+    for rows in (rows for rows in ROWS if str(rows) not in table):
+        x = torch.randn(rows, k)
+        calls: dict[str, Callable[[], object]] = {"kn": partial(torch.addmm, bias, x, kn)}
+        for name, form in packed.items():
+            calls[name] = partial(_call_packed, name, x, form, kn.t(), bias)
+        if k * n <= STACK_ELEMENTS:
+            xs, biases = x.repeat(STACK_MEMBERS, 1, 1), bias.repeat(STACK_MEMBERS, 1, 1)
+            calls["stack"] = partial(torch.baddbmm, biases, xs, kn.repeat(STACK_MEMBERS, 1, 1))
+        table[str(rows)] = ns = _time_each(calls)
+        if "stack" in ns:
+            ns["stack"] //= STACK_MEMBERS
+        if time.perf_counter_ns() > end_ns:
+            break
 
 
 def _call_packed(
@@ -140,14 +139,16 @@ def _call_packed(
     return torch.ops.mkldnn._linear_pointwise.default(x, form, bias, "none", [], "")
 
 
-def _time_ns(call: Callable[[], object]) -> int:
-    """The least of as many runs as `POINT_NS` allows, at least two after one to warm up."""
-    call()
-    end_ns, best, runs = time.perf_counter_ns() + POINT_NS, 1 << 62, 0
-    while runs < 2 or (runs < 50 and time.perf_counter_ns() < end_ns):
-        start_ns = time.perf_counter_ns()
-        call()
-        best, runs = min(best, time.perf_counter_ns() - start_ns), runs + 1
+def _time_each(calls: Mapping[str, Callable[[], object]]) -> dict[str, int]:
+    """The least ns of each over rounds of all, so that a busy moment of the machine hits all."""
+    end_ns = time.perf_counter_ns() + POINT_NS * len(calls)
+    best, rounds = dict.fromkeys(calls, 1 << 62), 0
+    while rounds < 4 or (rounds < 50 and time.perf_counter_ns() < end_ns):
+        for name, call in calls.items():
+            start_ns = time.perf_counter_ns()
+            call()
+            best[name] = min(best[name], time.perf_counter_ns() - start_ns)
+        rounds += 1
     return best
 
 

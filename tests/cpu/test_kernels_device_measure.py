@@ -1,0 +1,51 @@
+"""Measuring kernels for the cost table, piece by piece."""
+
+from __future__ import annotations
+
+import device_rig
+import numpy as np
+import programs
+import pytest
+
+from coissue.kernels.cost_table import CostTable
+from coissue.kernels.cpu.measure import measure
+from coissue.kernels.passes.pipeline import lower
+
+
+@pytest.mark.parametrize("name", programs.MODELS)
+def test_every_kernel_can_be_measured_on_a_grid(name, device):
+    model = programs.MODELS[name]()
+    other = {k: a[::-1].copy() if a.dtype.kind == "f" else a for k, a in model.weights.items()}
+    first, second = (
+        device_rig.Tenant(device, model.program, w, lower) for w in (model.weights, other)
+    )
+    table = CostTable()
+    for index, kernel in enumerate(first.lowered.kernels):
+        others = [second.kernels[index]]
+        pieces = measure(
+            device, table, first.lowered, index, units=(1, 8, 40), segments=(1, 4), others=others
+        )
+        assert sum(1 for _ in pieces) >= 5
+        predicted = [table.predict_ns(kernel.signature, units, 2, 2) for units in (1, 20, 1000)]
+        assert predicted == sorted(predicted)
+        assert predicted[0] > 0
+
+
+def test_points_beyond_the_bound_are_left_out(device):
+    model = programs.mlp()
+    tenant = device_rig.Tenant(device, model.program, model.weights, lower)
+    pieces = measure(
+        device, CostTable(), tenant.lowered, 0, units=(1, 8, 64), segments=(1,), bound_ns=1
+    )
+    assert sum(1 for _ in pieces) == 1
+
+
+def test_measuring_leaves_requests_alone(device):
+    model = programs.mlp()
+    tenant = device_rig.Tenant(device, model.program, model.weights, lower)
+    one = tenant.request(model.request(2, 0, np.random.default_rng(0)), 2, 0)
+    for index in range(len(tenant.kernels)):
+        for _ in measure(device, CostTable(), tenant.lowered, index, units=(4,)):
+            pass
+        device_rig.run_kernel([one], index)
+    one.check(2e-4)

@@ -1,0 +1,125 @@
+"""Weights on the CPU device: sharing, limits, forms; GEMM providers agree with each other."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import device_rig
+import numpy as np
+import programs
+import pytest
+import torch
+
+from coissue.kernels.cpu import gemm
+from coissue.kernels.cpu.gemm import Gemm, GemmTable, device_name
+from coissue.kernels.cpu.store import DeviceMemoryError, WeightStore
+from coissue.kernels.passes.pipeline import lower
+
+
+def matrix(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_equal_content_is_held_once_and_counted_as_saved():
+    store = WeightStore(10_000)
+    store.load({"a": matrix(10, 10)})
+    store.load({"a": matrix(10, 10), "b": matrix(5, 5)})
+    assert (store.bytes_held, store.bytes_saved) == (500, 400)
+    store.drop(["a"])
+    assert (store.bytes_held, store.bytes_saved) == (500, 0)
+    store.drop(["a", "b"])
+    assert (store.bytes_held, len(store)) == (0, 0)
+
+
+def test_over_the_limit_nothing_is_loaded():
+    store = WeightStore(500)
+    store.load({"a": matrix(10, 10)})
+    with pytest.raises(
+        DeviceMemoryError, match=r"need 400 bytes more, but 400 of the .* 500 bytes"
+    ):
+        store.load({"a": matrix(10, 10), "b": matrix(10, 10)})
+    assert (store.bytes_held, store.bytes_saved, len(store)) == (400, 0, 1)
+
+
+def test_derived_forms_count_and_make_room_for_weights():
+    store = WeightStore(1000)
+    store.load({"a": matrix(10, 10)})
+    packed = store.derive(store["a"], "mkl", "nk", torch.clone)
+    assert packed is not None
+    assert store.bytes_held == 800
+    assert store.derive(store["a"], "onednn", "nk", torch.clone) is None
+    store.load({"b": matrix(10, 10, seed=1)})
+    assert store.bytes_held == 800
+
+
+def test_a_matrix_for_gemms_is_turned_not_copied():
+    store = WeightStore(1000)
+    store.load({"a": matrix(10, 20)})
+    assert store["a"].as_kn("nk").is_contiguous()
+    assert store.bytes_held == 800
+    np.testing.assert_array_equal(store["a"].plain, matrix(10, 20))
+    np.testing.assert_array_equal(store["a"].as_nk("nk"), matrix(10, 20))
+
+
+def test_what_a_tenant_held_is_freed_when_it_leaves(device):
+    model = programs.mlp()
+    tenant = device_rig.Tenant(device, model.program, model.weights, lower)
+    held = [weakref.ref(kernel.weights) for kernel in tenant.kernels]
+    device_rig.run_together([tenant.request(model.request(2, 0, np.random.default_rng(0)), 2, 0)])
+    tenant.detach()
+    gc.collect()
+    assert device.bytes_held == 0
+    assert [ref() for ref in held] == [None] * len(held)
+
+
+def test_equal_weights_of_two_tenants_are_one_weight_set(device):
+    model = programs.mlp()
+    first, second = (
+        device_rig.Tenant(device, model.program, model.weights, lower) for _ in range(2)
+    )
+    for mine, its in zip(first.kernels, second.kernels, strict=True):
+        assert mine.weights is its.weights
+    assert device.bytes_saved == sum(array.nbytes for array in model.weights.values())
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("provider", ["kn", *gemm._PACKERS, "stack"])
+def test_providers_agree(provider, bias, layout, tmp_path):
+    store, k, n = WeightStore(1 << 24), 33, 17
+    store.load({name: matrix(k, n, seed=i) for i, name in enumerate("abc")})
+    store.load({f"{name}b": matrix(n, seed=i) for i, name in enumerate("abc")})
+    if layout == "nk":
+        store = WeightStore(1 << 24)
+        store.load({name: matrix(k, n, seed=i).T for i, name in enumerate("abc")})
+        store.load({f"{name}b": matrix(n, seed=i) for i, name in enumerate("abc")})
+    chosen = {"kn": {}, "stack": {"kn": 2, "stack": 1}}.get(provider, {"kn": 2, provider: 1})
+    path = tmp_path / "gemm.json"
+    rows = {str(rows): chosen or {"kn": 1} for rows in gemm.ROWS}
+    path.write_text(json.dumps({"device": device_name(1), "ns": {f"{k}x{n}": rows}}))
+    multiply = Gemm(store, GemmTable(path, device_name(1)), k, n, layout)
+    for count in (0, 1, 5, 40, 300):
+        parts = [(store[name], store[f"{name}b"] if bias else None, count) for name in "abc"]
+        x = torch.from_numpy(matrix(3 * count, k, seed=9))
+        wanted = np.concatenate([
+            x[i * count : (i + 1) * count].numpy().astype(np.float64) @ matrix(k, n, seed=i)
+            + (matrix(n, seed=i) if bias else 0)
+            for i in range(3)
+        ])  # fmt: skip
+        for _ in range(2):  # a stack is made at the second asking
+            np.testing.assert_allclose(multiply.each(x, parts), wanted, rtol=1e-4, atol=1e-4)
+        alone = multiply.one(x[:count], store["a"], store["ab"] if bias else None)
+        np.testing.assert_allclose(alone, wanted[:count], rtol=1e-4, atol=1e-4)
+
+
+def test_gemm_table_is_measured_once_and_kept(tmp_path, monkeypatch):
+    path = tmp_path / "gemm.json"
+    GemmTable(path, "this").choose(8, 8)
+    measured = json.loads(path.read_text())["ns"]["8x8"]
+    assert set(measured) == {str(rows) for rows in gemm.ROWS}
+    monkeypatch.setattr(gemm, "_measure", None)
+    assert GemmTable(path, "this").measured_ns(8, 8) == measured
+    with pytest.raises(TypeError):  # another device measures for itself
+        GemmTable(path, "other").choose(8, 8)

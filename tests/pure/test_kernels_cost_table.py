@@ -1,0 +1,79 @@
+"""Predictions of the cost table: never low, rising, corrected by launches but not by outliers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coissue.kernels.cost_table import CostTable
+
+POINT = st.tuples(
+    st.integers(1, 512), st.sampled_from([1, 4, 8]), st.sampled_from([1, 4]), st.integers(1, 10**7)
+)
+
+
+def table_of(*points):
+    table = CostTable()
+    for point in points:
+        table.record("s", *point)
+    return table
+
+
+def test_between_points_it_is_on_the_line_and_outside_never_lower():
+    table = table_of((10, 1, 1, 100), (20, 1, 1, 300))
+    asked = [(1, 100), (10, 100), (15, 200), (20, 300), (30, 500)]
+    assert [table.predict_ns("s", units, 1, 1) for units, _ in asked] == [ns for _, ns in asked]
+
+
+def test_one_point_goes_on_in_proportion():
+    assert table_of((10, 1, 1, 100)).predict_ns("s", 25, 1, 1) == 250
+
+
+def test_segments_and_weight_sets_are_between_their_points():
+    table = table_of((8, 1, 1, 100), (8, 8, 1, 170), (8, 8, 8, 870))
+    assert table.predict_ns("s", 8, 4, 1) == 130
+    assert table.predict_ns("s", 8, 8, 4) == 470
+
+
+def test_unknown_signature_has_an_answer():
+    assert CostTable().predict_ns("never seen", 10, 1, 1) > 0
+
+
+@given(
+    st.lists(POINT, min_size=1, max_size=10),
+    st.tuples(st.integers(1, 999), st.integers(1, 99), st.integers(1, 99)),
+    st.tuples(st.integers(0, 999), st.integers(0, 99), st.integers(0, 99)),
+)
+def test_it_never_falls_when_an_argument_grows(points, small, more):
+    table = table_of(*points)
+    table.observe_ns("s", 3, 1, 1, 12345)
+    large = tuple(a + b for a, b in zip(small, more, strict=True))
+    assert table.predict_ns("s", *small) <= table.predict_ns("s", *large)
+
+
+def test_a_lasting_change_is_followed_and_an_outlier_is_not():
+    table = table_of((10, 1, 1, 1000))
+    table.observe_ns("s", 10, 1, 1, 1_000_000)
+    assert table.predict_ns("s", 10, 1, 1) < 1100
+    for _ in range(60):
+        table.observe_ns("s", 10, 1, 1, 3000)
+    assert table.predict_ns("s", 10, 1, 1) == pytest.approx(3000, rel=0.02)
+
+
+def test_error_is_exported_per_signature():
+    table = table_of((10, 1, 1, 1000))
+    assert table.errors() == {}
+    table.observe_ns("s", 10, 1, 1, 800)
+    assert table.errors() == {"s": (pytest.approx(0.25), 1)}
+
+
+def test_points_are_kept_by_device(tmp_path):
+    path = tmp_path / "deep" / "costs.json"
+    table_of((10, 8, 4, 100), (20, 8, 4, 300)).save(path, "this")
+    again = CostTable()
+    assert not again.load(path, "other")
+    assert "s" not in again
+    assert again.load(path, "this")
+    assert again.predict_ns("s", 20, 8, 4) == 300
+    assert not CostTable().load(tmp_path / "missing.json", "this")
