@@ -12,6 +12,7 @@ function loops over the tokens. While it runs, the calls that `nn.LSTM` and its 
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -60,22 +61,19 @@ for _name, _has_pair in RECURRENT_CALLS.items():
 @contextlib.contextmanager
 def lifted_recurrences() -> Iterator[None]:
     """`nn.LSTM`, `nn.GRU` and `nn.RNN` call our ops inside; restored after."""
-    for name in RECURRENT_CALLS:
-        setattr(_VF, name, _lift(name))
+    lifted = {name: getattr(torch.ops.coissue, name) for name in RECURRENT_CALLS}
+    lifted["_pack_padded_sequence"] = _refuse_packing
+    for name, call in lifted.items():
+        setattr(_VF, name, call)
     try:
         yield
     finally:
-        for name in RECURRENT_CALLS:
+        for name in lifted:
             delattr(_VF, name)
 
 
-def _lift(name: str) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        if isinstance(args[2], torch.Tensor | tuple):  # (data, batch_sizes, hx, ...)
-            raise CaptureError("packed sequences cannot be captured", op=f"aten.{name}")
-        return getattr(torch.ops.coissue, name)(*args)
-
-    return call
+def _refuse_packing(*_: Any) -> None:
+    raise CaptureError("packed sequences cannot be served: rows of one request have equal tokens")
 
 
 def export(source: Source, limits: Limits, converted: Callable[[Any], bool]) -> ExportedProgram:
@@ -88,7 +86,7 @@ def export(source: Source, limits: Limits, converted: Callable[[Any], bool]) -> 
         if not table:
             break
         program = _decompose(program, table, source.module)
-    _check_writes(program)
+    _check_writes(program, list(source.samples))
     return program
 
 
@@ -161,13 +159,25 @@ def _find_rule(op: Any) -> Callable[..., Any] | None:
 
 def _explain(error: Exception, module: Flat | None) -> CaptureError:
     """One sentence of what `torch.export` says in pages."""
+    where, kind = _find_module(error, module), type(error).__name__
+    if kind.startswith("GuardOnDataDependent"):
+        return CaptureError("control flow that depends on values cannot be served", where=where)
     lines = [line.strip(" -\t") for line in str(error).splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith(("Not all values", "You marked"))]
-    text = (reasons or lines or [""])[0][:400]
-    return CaptureError(
-        f"torch.export refused the module: {type(error).__name__}: {text}",
-        where=_find_module(error, module),
+    text = re.sub(
+        r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]",
+        _name_size(module),
+        (reasons or lines or [kind])[0],
     )
+    return CaptureError(
+        f"torch.export refused the module: {text.split('. ')[0][:400]}", where=where
+    )
+
+
+def _name_size(module: Flat | None) -> Callable[[re.Match[str]], str]:
+    """torch's name of an input's size, as the tenant knows it."""
+    names = module.names if module is not None else []
+    return lambda match: f"dim {match[2]} of {names[int(match[1])]!r}"
 
 
 def _find_module(error: BaseException, module: Flat | None) -> str:
@@ -186,7 +196,7 @@ def shorten_path(path: str) -> str:
     return "" if path == "inner" else path.removeprefix("inner.")
 
 
-def _check_writes(program: ExportedProgram) -> None:
+def _check_writes(program: ExportedProgram, inputs: list[str]) -> None:
     signature = program.graph_signature
     written = {
         "buffer": signature.buffers_to_mutate,
@@ -194,9 +204,10 @@ def _check_writes(program: ExportedProgram) -> None:
         "input": signature.user_inputs_to_mutate,
     }
     nodes = {node.name: node for node in program.graph.nodes}
+    shown = dict(zip(signature.user_inputs, inputs, strict=True))
     for what, outputs in written.items():
         for output, name in outputs.items():
-            path, _, leaf = shorten_path(name).rpartition(".")
+            path, _, leaf = shorten_path(shown.get(name, name)).rpartition(".")
             raise CaptureError(
                 f"the module writes to its {what} {leaf!r}: a request may not leave a trace",
                 op=str(getattr(nodes.get(output), "target", "")),

@@ -240,6 +240,8 @@ def _take_inputs(builder: Builder, exported: ExportedProgram, names: Sequence[st
 def _convert_node(builder: Builder, node: Node) -> None:
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
+        if str(node.target).startswith(("aten.item", "aten._local_scalar")):
+            raise builder.error("a number taken out of a tensor cannot be served")
         return  # sizes are read from the metadata where they are used
     try:
         builder.values[node] = _convert_call(builder, node)

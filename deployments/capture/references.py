@@ -26,13 +26,18 @@ from coissue.kernels.ir import Program
 
 ROWS_ONLY = ((1, 0), (3, 0))
 WITH_TOKENS = ((1, 5), (3, 7), (5, 1))
+#: Cases of more tokens are run, but not kept.
+TOKENS_KEPT_MAX = 7
 
 
 def make_cases(
     samples: Tensors, axes: Mapping[str, Axes], limits: tuple[int, int]
 ) -> list[Tensors]:
-    """Inputs of each case; `limits` are the most rows and tokens (0: the model has none)."""
-    sizes = WITH_TOKENS if limits[1] else ROWS_ONLY
+    """Inputs of each case; `limits` are the most rows and tokens (0: the model has none).
+
+    The last has as many tokens as allowed, so that a model with a table of positions shows it.
+    """
+    sizes = (*WITH_TOKENS, (1, limits[1])) if limits[1] else ROWS_ONLY
     clipped = dict.fromkeys((min(r, limits[0]), min(t, limits[1])) for r, t in sizes)
     generator = torch.Generator().manual_seed(0)
     return [

@@ -7,6 +7,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from coissue.deployments.capture.artifact import CaptureError
 from coissue.kernels.ir import Dim, Type
@@ -50,7 +51,7 @@ class Symbols:
         """Raises `ValueError` with the expression if it is not scale * R**i * T**j."""
         if isinstance(size, int):
             return Dim(size)
-        expr, powers, scale = size.node.expr, {"rows": 0, "tokens": 0}, 1
+        expr, powers, scale = _divided_up(size.node.expr), {"rows": 0, "tokens": 0}, 1
         for factor, power in sympy.sympify(expr).as_powers_dict().items():
             if factor.is_Integer and power.is_Integer and power > 0:
                 scale *= int(factor) ** int(power)
@@ -68,6 +69,15 @@ class Symbols:
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
             raise CaptureError(f"tensors of {tensor.dtype} in {tensor.layout} form are not served")
         return Type(tuple(self.dim(size) for size in tensor.shape), DTYPES[tensor.dtype])
+
+
+def _divided_up(expr: sympy.Expr) -> sympy.Expr:
+    """(q d + d - 1) // d, which is how torch sizes a range of step d, is q."""
+    if not isinstance(expr, FloorDiv):
+        return expr
+    top, divisor = expr.args
+    quotient = sympy.cancel((top - divisor + 1) / divisor)
+    return quotient if quotient.is_polynomial() else expr
 
 
 def multiply(dims: Sequence[Dim]) -> Dim:
