@@ -6,7 +6,7 @@
   H)) is expanded before it, and an expand of an embedding becomes an embedding of expanded
   indices, so that only `expand` crosses layouts, and as early and as narrow as it can;
 - the last layer's last state of a recurrence is read from its y;
-- GELU written out as arithmetic becomes `gelu`.
+- GELU written out as arithmetic becomes `gelu`; zero pads become the padding of convolutions.
 """
 
 from __future__ import annotations
@@ -112,6 +112,21 @@ def _short_pad(graph: Graph, op: Op) -> int | None:
         return None
     out, value = graph.types[op.outputs[0]], op.attrs["value"]
     return graph.emit("pad", op.inputs, out, pads=kept, value=value) if kept else op.inputs[0]
+
+
+def _padded_conv(graph: Graph, op: Op) -> int | None:
+    """An even zero pad before a convolution becomes its padding."""
+    pad = graph.maker(op.inputs[0], "pad")
+    if pad is None or pad.attrs["value"] != 0:
+        return None
+    pads, padding = integers(pad, "pads"), integers(op, "padding")
+    before = pads[::2][::-1]
+    if before != pads[1::2][::-1] or min(pads) < 0 or len(before) > len(padding):
+        return None
+    more = (0,) * (len(padding) - len(before)) + before
+    attrs = op.attrs | {"padding": tuple(a + b for a, b in zip(padding, more, strict=True))}
+    inputs = (pad.inputs[0], *op.inputs[1:])
+    return graph.emit("conv", inputs, graph.types[op.outputs[0]], **attrs)
 
 
 # --- packed axes of operands ----------------------------------------------------------------------
@@ -254,6 +269,7 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
     "add": (_add_nothing,),
     "slice": (_first_token,),
     "pad": (_short_pad,),
+    "conv": (_padded_conv,),
     "expand": (_expand_early,),
     "select": (_last_state,),
     "mul": (_gelu,),

@@ -198,18 +198,6 @@ def _small(form: Linear) -> Linear | None:
     return form if all(abs(number) < 2**31 for number in numbers) else None
 
 
-def _extreme(elements: Elements, op: Op, spot: tuple[Linear, ...]) -> Meaning | None:
-    forms = elements.integers(op, spot)
-    if forms is None:
-        return None
-    low, high = forms
-    if at_least_zero(high.plus(low, -1)) != TRUE:
-        low, high = high, low
-    if at_least_zero(high.plus(low, -1)) != TRUE:
-        return None
-    return high if op.name == "maximum" else low
-
-
 def _clamp(elements: Elements, op: Op, spot: tuple[Linear, ...]) -> Meaning | None:
     forms, low = elements.integers(op, spot), op.attrs.get("min")
     if forms is None or not isinstance(low, int) or op.attrs.get("max") is not None:
@@ -250,11 +238,13 @@ def _logical(elements: Elements, op: Op, spot: tuple[Linear, ...]) -> Meaning | 
         return _negate(a)
     (b,) = rest
     assert not isinstance(b, Linear)
-    if op.name in ("logical_and", "mul"):
+    if op.name == "logical_and":
         return both(a, b)
-    if TRUE in (a, b) or a == b:
-        return TRUE if TRUE in (a, b) else a
-    return b if a == FALSE else a if b == FALSE else None
+    if TRUE in (a, b):
+        return TRUE
+    if a == FALSE:
+        return b
+    return a if b in (FALSE, a) else None
 
 
 def _where(elements: Elements, op: Op, spot: tuple[Linear, ...]) -> Meaning | None:
@@ -262,12 +252,6 @@ def _where(elements: Elements, op: Op, spot: tuple[Linear, ...]) -> Meaning | No
     if condition in (TRUE, FALSE) or yes == no:
         return yes if condition != FALSE else no
     return None
-
-
-def _by_dtype(elements: Elements, op: Op, spot: tuple[Linear, ...]) -> Meaning | None:
-    """`mul` of bools is "and"; of integers arithmetic."""
-    is_bool = elements.type(op.inputs[0]).dtype == "bool"
-    return (_logical if is_bool else _arithmetic)(elements, op, spot)
 
 
 def _through(elements: Elements, op: Op, spot: tuple[Linear, ...]) -> Meaning | None:
@@ -344,8 +328,7 @@ def _cumsum(elements: Elements, op: Op, spot: tuple[Linear, ...]) -> Meaning | N
 
 RULES: Final[dict[str, Handler]] = {
     "constant": _number, "full": _number, "arange": _arange, "cast": _cast, "clamp": _clamp,
-    "add": _arithmetic, "sub": _arithmetic, "mul": _by_dtype,
-    "maximum": _extreme, "minimum": _extreme,
+    "add": _arithmetic, "sub": _arithmetic, "mul": _arithmetic,
     "ge": _compare, "gt": _compare, "le": _compare, "lt": _compare, "eq": _compare, "ne": _compare,
     "logical_and": _logical, "logical_or": _logical, "logical_not": _logical, "where": _where,
     "identity": _through, "expand": _through, "reshape": _reshape, "permute": _permute,

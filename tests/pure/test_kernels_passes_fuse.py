@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from programs import MODELS, Builder, bert, cnn, gpt, lstm
 
-from coissue.kernels.ir import R, T
+from coissue.kernels.interpreter import interpret
+from coissue.kernels.ir import ABSENT, R, T
 from coissue.kernels.passes.canonicalise import canonicalise
 from coissue.kernels.passes.link import cut
 from coissue.kernels.passes.pipeline import lower
+from coissue.kernels.spec import check_program
 
 
 def steps(lowered):
@@ -97,6 +100,31 @@ def test_what_does_nothing_goes():
     model = b.build(y=b.op("relu", y))
     assert unused in [op.outputs[0] for op in model.program.ops]
     assert [op.name for op in canonicalise(model.program).ops] == ["relu"]
+
+
+@pytest.mark.parametrize(
+    ("pads", "value", "folds"),
+    [
+        ((1, 1, 2, 2), 0.0, True),
+        ((1, 1), 0.0, True),
+        ((0, 1, 0, 1), 0.0, False),
+        ((1, 1, 1, 1), 1.0, False),
+        ((1, 1, 1, 1, 1, 1), 0.0, False),
+    ],
+)
+def test_an_even_zero_pad_is_the_padding_of_the_convolution(pads, value, folds):
+    b = Builder("pad", tokens_limit=0)
+    y = b.op("pad", b.input("x", R, 2, 5, 6), out=(), pads=pads, value=value)
+    channels = b.types[y].shape[1].scale
+    window = {"stride": (1, 2), "padding": (1, 0), "dilation": (1, 1), "groups": 1}
+    w = b.weight(3, channels, 3, 3)
+    model = b.build(y=b.op("conv", y, w, ABSENT, out=(), **window))
+    program = canonicalise(model.program)
+    check_program(program)
+    assert ("pad" not in [op.name for op in program.ops]) == folds
+    request = model.request(2, 0, np.random.default_rng(0))
+    found, wanted = (interpret(p, request, model.weights)["y"] for p in (program, model.program))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_a_negative_zero_survives_adding_zero():
