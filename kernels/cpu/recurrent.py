@@ -42,11 +42,16 @@ def make(name: str, attrs: Mapping[str, Any]) -> Callable[..., tuple[Tensor, ...
 
 
 def make_ragged(name: str, attrs: Mapping[str, Any]) -> Callable[..., tuple[Tensor, ...]]:
-    """The op on x: (tokens, I) -> y: (tokens, H * directions), states: (cells, rows, H)."""
+    """The op on x: (tokens, I) -> y: (tokens, H * directions), states: (cells, rows, H).
+
+    A model of a fixed number of tokens has packed rows instead: x: (rows, T, I) -> y likewise.
+    """
     fn, whole = _torch_function(name, attrs), make(name, attrs)
     rest = (attrs["bias"], attrs["layers"], 0.0, False, attrs["bidirectional"])
 
     def run(runs: Sequence[Run], x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        if x.dim() == 3:
+            return whole(x, *weights)
         if len(runs) == 1:
             y, *states = whole(x.view(*runs[0][:2], x.shape[1]), *weights)
             return y.flatten(0, 1), *states
