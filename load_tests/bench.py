@@ -266,7 +266,7 @@ def main() -> int:
         try:
             found = PARTS[part](console, args)
         except (HostFailed, AssertionError, subprocess.TimeoutExpired) as error:
-            console.print(f"  [red]failed[/red]: {error}", highlight=False)
+            console.print(f"  failed: {error}", markup=False, highlight=False, style="red")
             failures += 1
             continue
         path = results.write(args.out, part, found, seconds=time.monotonic() - started)

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import select
 import shutil
 import signal
@@ -30,9 +31,12 @@ class HostFailed(Exception):
 
 
 def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below the range that outgoing connections use, so that none of them can take it meanwhile."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("0.0.0.0", port))
+            return port
 
 
 def isolate_haproxy(folder: Path) -> dict[str, str]:

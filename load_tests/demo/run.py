@@ -138,7 +138,7 @@ def start_tenants(hosted: Hosted, console: Console) -> list[str]:
                 progress.update(bar, completed=ready, description=f"{ready} of 12 tenants ready")
     for name, (state, reason) in states.items():
         if state == "failed":
-            console.print(f"[red]{name} failed[/red]: {reason}", highlight=False)
+            console.print(f"{name} failed: {reason}", markup=False, highlight=False, style="red")
     return [task for task in data.TASKS if states.get(task, ("", ""))[0] == "ready"]
 
 
@@ -185,7 +185,7 @@ def main() -> int:
         console.print("interrupted; everything is stopped")
         return 130
     except HostFailed as error:
-        console.print(f"[red]{error}[/red]", highlight=False)
+        console.print(str(error), markup=False, highlight=False, style="red")
         return 1
 
 

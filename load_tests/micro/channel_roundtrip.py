@@ -1,10 +1,12 @@
 """Round trips over the channel, between two processes: latency by size, and requests/s pipelined.
 
-    python load_tests/micro/channel_roundtrip.py [--loop uvloop|asyncio] [--tcp]
+    python load_tests/micro/channel_roundtrip.py [--loop uvloop|asyncio] [--tcp] [--one-core]
 
 The server process echoes each request's tensor; `loop` answers at once on the channel's loop,
-`thread` from another thread, as the scheduler's runtime does. Prints a table and one JSON line.
-Nothing else should run on the machine.
+`thread` from another thread, as the scheduler's runtime does. `floor` is what the machine takes for
+the same bytes: blocking sockets, no event loop, no frames. On an idle virtual machine most of it is
+waking a halted core, which `--one-core` takes out. Prints a table and one JSON line. Nothing else
+should run on the machine.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import multiprocessing
 import os
 import queue
 import resource
+import socket
 import tempfile
 import threading
 import time
@@ -81,6 +84,55 @@ def serve(endpoint: Endpoint, has_thread: bool, loop: str, pipe: Connection) -> 
     run(main(), loop)
 
 
+def echo_bytes(path: str, pipe: Connection) -> None:
+    """The floor's server: echoes messages of the sizes in `SIZES`, each as often as told."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        pipe.send(path)
+        peer, _ = listener.accept()
+        with peer:
+            while count := pipe.recv():
+                data = bytearray(count[1])
+                for _ in range(count[0]):
+                    receive(peer, data)
+                    peer.sendall(data)
+
+
+def receive(peer: socket.socket, data: bytearray) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[peer.recv_into(view) :]
+
+
+def measure_floor(count: int, folder: str) -> dict:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    path = os.path.join(folder, "floor")
+    process = context.Process(target=echo_bytes, args=(path, theirs), daemon=True)
+    process.start()
+    found = {}
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(ours.recv())
+        for name, kilobytes in SIZES.items():
+            data = bytearray(kilobytes * 1024)
+            ours.send((count, len(data)))
+            times = []
+            for _ in range(count):
+                start = time.perf_counter()
+                peer.sendall(data)
+                receive(peer, data)
+                times.append(time.perf_counter() - start)
+            found[f"latency {name}"] = summarise(times)
+        ours.send(None)
+        process.join(10)
+    return found
+
+
+def summarise(times_s: list[float]) -> dict:
+    return {"p50_ms": percentile_ms(times_s, 50), "p99_ms": percentile_ms(times_s, 99)}
+
+
 def percentile_ms(times_s: list[float], percent: float) -> float:
     return round(float(np.percentile(times_s, percent)) * 1e3, 4)
 
@@ -93,7 +145,7 @@ async def measure_latency(client: SchedulerClient, kilobytes: int, count: int) -
         await client.infer("echo", x)
         if index >= count // 10:
             times.append(time.perf_counter() - start)
-    return {"p50_ms": percentile_ms(times, 50), "p99_ms": percentile_ms(times, 99)}
+    return summarise(times)
 
 
 async def measure_rate(client: SchedulerClient, kilobytes: int, count: int) -> dict:
@@ -152,16 +204,20 @@ def main() -> None:
     parser.add_argument("--loop", choices=("uvloop", "asyncio"), default="uvloop")
     parser.add_argument("--tcp", action="store_true", help="TCP on 127.0.0.1, tensors inline")
     parser.add_argument("--count", type=int, default=2000, help="round trips per latency row")
+    parser.add_argument("--one-core", action="store_true", help="both processes on one core")
     arguments = parser.parse_args()
+    if arguments.one_core:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     with tempfile.TemporaryDirectory(prefix="coissue-") as folder:
-        found = {kind: measure_backend(kind, arguments, folder) for kind in ("loop", "thread")}
+        found = {"floor": measure_floor(arguments.count, folder)}
+        for kind in ("loop", "thread"):
+            found[kind] = measure_backend(kind, arguments, folder)
     print(f"{'answered on':12} {'what':18} values")
     for kind, rows in found.items():
         for what, values in rows.items():
             text = "  ".join(f"{key}={value}" for key, value in values.items())
             print(f"{kind:12} {what:18} {text}")
-    settings = {"loop": arguments.loop, "tcp": arguments.tcp, "count": arguments.count}
-    print(json.dumps({"benchmark": "channel_roundtrip", **settings, "results": found}))
+    print(json.dumps({"benchmark": "channel_roundtrip", **vars(arguments), "results": found}))
 
 
 if __name__ == "__main__":
