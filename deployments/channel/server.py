@@ -45,6 +45,8 @@ class ChannelServer:
         #: Replies of other threads, carried over by one wake-up per burst.
         self._replies: deque[tuple[Session, int, Answer]] = deque()
         self._is_woken = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
 
     async def start(self) -> Endpoint:
         """Listens; returns the endpoint for clients, with the port that was chosen."""
@@ -74,10 +76,10 @@ class ChannelServer:
             os.unlink(path)
 
     def push_directory(self) -> None:
-        """Tells all clients what `Backend.directory` says now."""
+        """Tells all clients what `Backend.directory` says now; nothing before `start`."""
         if threading.get_ident() == self._thread:
             self._refresh()
-        else:
+        elif self._loop and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._refresh)
 
     def next_handle(self) -> int:
