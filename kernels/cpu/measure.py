@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
 from coissue.kernels.cost_table import CostTable
 from coissue.kernels.cpu import ops
-from coissue.kernels.cpu.device import BoundKernel, Buffers, CpuDevice, DeviceSegment, Slice
+from coissue.kernels.cpu.device import (
+    BoundKernel,
+    Buffers,
+    CpuDevice,
+    DeviceSegment,
+    Slice,
+    WeightSet,
+)
 from coissue.kernels.cpu.frame import Packing
 from coissue.kernels.lowered import Lowered
 
@@ -17,6 +25,9 @@ from coissue.kernels.lowered import Lowered
 REPEATS = 3
 UNITS = (1, 8, 64, 256)
 SEGMENTS = (1, 8)
+WEIGHT_SETS = (1, 4)
+#: Other tenants' weights are played by copies up to this size, beyond it by the same weights.
+TWIN_BYTES_LIMIT = 1 << 26
 
 
 def measure(
@@ -27,35 +38,42 @@ def measure(
     *,
     units: Sequence[int] = UNITS,
     segments: Sequence[int] = SEGMENTS,
-    others: Sequence[BoundKernel] = (),
+    weight_sets: Sequence[int] = WEIGHT_SETS,
     bound_ns: int = 20_000_000,
 ) -> Iterator[None]:
-    """Records the kernel at each of `units` in each number of `segments`, one point per step.
+    """Records the kernel on a grid of units, segments and weight sets, one point per step.
 
-    `others`: kernels of the same signature with other weights; with them, launches of as many
-    weight sets are measured too. Points a straight line puts beyond `bound_ns` are left out, so no
-    step takes much longer than four times that.
+    Points the table puts beyond `bound_ns` are left out, so that no step takes much longer than
+    four times that.
     """
-    bound, kernel = device.bind(lowered, kernel_index), lowered.kernels[kernel_index]
-    sets = [bound, *(other for other in others if other.weights is not bound.weights)]
-    for weight_sets in sorted({1, len(sets)}):
-        for count in sorted({max(count, weight_sets) for count in segments}):
-            for total in units:
-                if total < count:
-                    continue
-                if _is_beyond(table, kernel.signature, total, count, weight_sets, bound_ns):
+    signature = lowered.kernels[kernel_index].signature
+    bound = device.bind(lowered, kernel_index)
+    sets = _twins(bound, max(weight_sets) if bound.weights.weights else 1)
+    for number in sorted({min(number, len(sets)) for number in weight_sets}):
+        for count in sorted({max(count, number) for count in segments}):
+            for total in (total for total in units if total >= count):
+                known = signature in table
+                if known and table.predict_ns(signature, total, count, number) > bound_ns:
                     break
-                chosen = [sets[i % weight_sets] for i in range(count)]
+                chosen = [sets[i % number] for i in range(count)]
                 done, ns = _time_ns(device, lowered, kernel_index, chosen, total)
-                table.record(kernel.signature, done, count, weight_sets, ns)
+                table.record(signature, done, count, number, ns)
                 yield
+    for twin in sets[1:]:
+        for weight in twin.weights.weights:
+            device.store.drop_stacks(weight.digest)
 
 
-def _is_beyond(
-    table: CostTable, signature: str, units: int, segments: int, weight_sets: int, bound_ns: int
-) -> bool:
-    known = signature in table
-    return known and table.predict_ns(signature, units, segments, weight_sets) > bound_ns
+@torch.inference_mode()
+def _twins(bound: BoundKernel, count: int) -> list[BoundKernel]:
+    """`bound`, and as many others with weights of their own as make `count`."""
+    held = sum(weight.num_bytes for weight in bound.weights.weights)
+    copy = held * (count - 1) <= TWIN_BYTES_LIMIT
+    made = [bound]
+    for i in range(1, count):
+        weights = tuple(w.twin(f"{w.digest}~{i}", copy=copy) for w in bound.weights.weights)
+        made.append(replace(bound, weights=WeightSet(-i, bound.plan, weights)))
+    return made
 
 
 def _time_ns(

@@ -47,6 +47,14 @@ class StoredWeight:
     def num_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def twin(self, digest: str, *, copy: bool) -> StoredWeight:
+        """The same numbers as a weight of its own, outside any store; to measure with."""
+        made = StoredWeight(digest, next(iter(self.forms.values())))
+        made.shape, made.plain_wanted = self.shape, self.plain_wanted
+        kept = {name: form for name, form in self.forms.items() if name in ("plain", "kn")}
+        made.forms = {name: form.clone() if copy else form for name, form in kept.items()}
+        return made
+
     def convert(self, dtype: torch.dtype) -> None:
         """Keeps it as `dtype`, if it is not: bf16 weights may come in f32, which numpy has."""
         if dtype is not self.dtype:
@@ -123,8 +131,11 @@ class WeightStore:
             weight.refs -= 1
             if weight.refs == 0:
                 del self._weights[digest]
-                for key in [key for key in self._stacks if digest in key]:
-                    del self._stacks[key]
+                self.drop_stacks(digest)
+
+    def drop_stacks(self, digest: str) -> None:
+        for key in [key for key in self._stacks if digest in key]:
+            del self._stacks[key]
 
     def derive(
         self,

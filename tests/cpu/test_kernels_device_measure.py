@@ -15,20 +15,26 @@ from coissue.kernels.passes.pipeline import lower
 @pytest.mark.parametrize("name", programs.MODELS)
 def test_every_kernel_can_be_measured_on_a_grid(name, device):
     model = programs.MODELS[name]()
-    other = {k: a[::-1].copy() if a.dtype.kind == "f" else a for k, a in model.weights.items()}
-    first, second = (
-        device_rig.Tenant(device, model.program, w, lower) for w in (model.weights, other)
-    )
-    table = CostTable()
-    for index, kernel in enumerate(first.lowered.kernels):
-        others = [second.kernels[index]]
-        pieces = measure(
-            device, table, first.lowered, index, units=(1, 8, 40), segments=(1, 4), others=others
-        )
+    tenant = device_rig.Tenant(device, model.program, model.weights, lower)
+    held, table = device.bytes_held, CostTable()
+    for index, kernel in enumerate(tenant.lowered.kernels):
+        pieces = measure(device, table, tenant.lowered, index, units=(1, 8, 40), segments=(1, 4))
         assert sum(1 for _ in pieces) >= 5
         predicted = [table.predict_ns(kernel.signature, units, 2, 2) for units in (1, 20, 1000)]
         assert predicted == sorted(predicted)
         assert predicted[0] > 0
+    tenant.detach()
+    assert device.bytes_held == 0 < held
+
+
+def test_weight_sets_are_measured_not_guessed(device):
+    model = programs.mlp()
+    tenant = device_rig.Tenant(device, model.program, model.weights, lower)
+    table = CostTable()
+    for _ in measure(device, table, tenant.lowered, 0, units=(8,)):
+        pass
+    signature = tenant.lowered.kernels[0].signature
+    assert set(table._entries[signature].points) == {1, 4}
 
 
 def test_points_beyond_the_bound_are_left_out(device):
