@@ -66,7 +66,7 @@ def coalesce(
     """Takes the head of `lead` and those who may join it out of the ready kernels."""
     level = lead.heap[0][0]
     batch = Batch([]).grown(ready.pop(lead, 1, level), cost, now_ns)
-    if lead.heap and not lead.alone:
+    if lead.heap and not lead.alone and limits.segments > 1:
         batch = _join(
             batch, lead, ready, limits, cost, now_ns, LATE if level == LATE else PRIORITIES
         )
@@ -108,9 +108,8 @@ def earliest_other(ready: Ready, queue: ReadyQueue, alone_ns: int) -> int:
     Heads that the lead spoils anyway do not limit it, so the heaps are searched below them.
     """
     earliest = _NEVER
-    for priority in range(1, LATE):
-        level = ready.levels[priority]
-        places = [0] if ready.top(priority) else []
+    for level in ready.levels[:LATE]:
+        places = [0] if level else []
         for _ in range(_LOOKS):
             if not places:
                 break

@@ -81,7 +81,7 @@ class Core:
         self.admission = Admission(limits, self.window, cost)
         self.dispatch = Dispatch(limits, self.admission.backlog)
         self.trace = Trace(limits.records)
-        self.retire = Retire(self.window, self.admission.backlog, self.dispatch, cost, self.trace)
+        self.retire = Retire(self.window, self.admission, self.dispatch, cost, self.trace)
         self.policy_name = policy
         self.policy = POLICIES[policy](limits, cost, rng)
         self.device_up = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, unique
-from typing import NewType
+from typing import NamedTuple, NewType
 
 RequestId = NewType("RequestId", int)
 LaunchId = NewType("LaunchId", int)
@@ -172,9 +172,11 @@ class Command:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One member of a batch: a request's kernel with its share of the work."""
+class Segment(NamedTuple):
+    """One member of a batch: a request's kernel with its share of the work.
+
+    A named tuple: the most frequent object of the core, three times cheaper to make so.
+    """
 
     request: RequestId
     kernel: KernelIndex

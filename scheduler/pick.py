@@ -13,12 +13,12 @@ from coissue.scheduler.window import LATE, Kernel, Ready, ReadyQueue
 
 def pick(ready: Ready, now_ns: int) -> ReadyQueue | None:
     """The queue whose head leads; None: nothing may be launched."""
-    for priority in range(1, LATE):
-        while (queue := ready.top(priority)) is not None:
-            if not is_lost(queue.heap[0][3], now_ns):
+    for priority, level in enumerate(ready.levels):
+        while level and (queue := ready.top(priority)) is not None:
+            if priority == LATE or not is_lost(queue.heap[0][3], now_ns):
                 return queue
             ready.demote(queue)
-    return ready.top(LATE)
+    return None
 
 
 def is_lost(kernel: Kernel, now_ns: int) -> bool:

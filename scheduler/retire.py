@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import final
 
-from coissue.scheduler.admission import Backlog, Reject
+from coissue.scheduler.admission import Admission, Reject
 from coissue.scheduler.dispatch import Dispatch, Flight
 from coissue.scheduler.messages import (
     Command,
@@ -35,14 +35,14 @@ RUNNING = RequestState.RUNNING
 class Retire:
     """Applies what launches came to; the only place where requests end."""
 
-    __slots__ = ("_backlog", "_cost", "_dispatch", "_window", "commands", "now_ns", "outcomes",
+    __slots__ = ("_admission", "_cost", "_dispatch", "_window", "commands", "now_ns", "outcomes",
                  "trace")  # fmt: skip
 
     def __init__(
-        self, window: Window, backlog: Backlog, dispatch: Dispatch, cost: CostView, trace: Trace
+        self, window: Window, admission: Admission, dispatch: Dispatch, cost: CostView, trace: Trace
     ) -> None:
         self._window = window
-        self._backlog = backlog
+        self._admission = admission
         self._dispatch = dispatch
         self._cost = cost
         self.trace = trace
@@ -62,35 +62,35 @@ class Retire:
             event.measured_ns,
         )  # fmt: skip
         self._record(flight, "")
-        per_unit, members = flight.units, len(flight.members)
         for kernel in flight.members:
             request = kernel.request
-            part = kernel.units / per_unit if per_unit else 1 / members
+            part = kernel.units / flight.units if flight.units else 1 / len(flight.members)
             request.device_ns += int(event.measured_ns * part)
             request.last_done_ns = self.now_ns
-            self._retire(request, kernel.index)
+            request.in_flight -= 1
+            if request.state is RUNNING:
+                self._advance(request, kernel.index)
+            else:
+                self._return_late(request, kernel.index)
 
-    def _retire(self, request: Request, index: int) -> None:
-        request.in_flight -= 1
-        if request.id in self._window.ended:
-            self._return_late(request, index, CANCELLED)
-            return
+    def _advance(self, request: Request, index: int) -> None:
+        """The kernel is done: what waited for it becomes ready, or the request has ended."""
         request.states[index] = DONE
         request.left -= 1
-        if request.left and request.deadline_ns <= self.now_ns:
-            self.expire(request)
-            return
-        waiting = request.waiting
-        for successor in request.program.successors[index]:
-            waiting[successor] -= 1
-            if not waiting[successor]:
-                self._window.ready.push(request, successor)
         if not request.left:
             self.end(request, Outcome.COMPLETED)
+        elif request.deadline_ns <= self.now_ns:
+            self.expire(request)
+        else:
+            waiting = request.waiting
+            for successor in request.program.successors[index]:
+                waiting[successor] -= 1
+                if not waiting[successor]:
+                    self._window.ready.push(request, successor)
 
-    def _return_late(self, request: Request, index: int, state: KernelState) -> None:
+    def _return_late(self, request: Request, index: int) -> None:
         """A kernel of a request that already has its outcome is back."""
-        request.states[index] = state
+        request.states[index] = CANCELLED
         if not request.in_flight:
             self._window.release(request)
             self.commands.append(Free(request.id))
@@ -103,8 +103,8 @@ class Retire:
         for kernel in flight.members:
             request, index = kernel.request, kernel.index
             request.in_flight -= 1
-            if request.id in self._window.ended:
-                self._return_late(request, index, CANCELLED)
+            if request.state is not RUNNING:
+                self._return_late(request, index)
             elif index in request.retried:
                 request.states[index] = FAILED
                 self.end(request, Outcome.FAILED, Reason.LAUNCH_FAILED, event.message)
@@ -147,7 +147,10 @@ class Retire:
                 "one outcome per request", f"request {request.id}: {request.state!r} -> {state!r}"
             )
         if request.left:
-            self._backlog.remove_rest(request)
+            self._admission.backlog.remove_rest(request)
+        if outcome in (Outcome.COMPLETED, Outcome.EXPIRED):
+            late = outcome is Outcome.EXPIRED or self.now_ns > request.deadline_ns
+            self._admission.learn(request, missed=late)
         request.state = state
         self._window.close(request)
         self.outcomes[outcome] += 1
@@ -180,15 +183,13 @@ class Retire:
 
     def _record(self, flight: Flight, failure: str) -> None:
         launch = flight.launch
+        members = zip(flight.members, launch.segments, strict=True)
+        segments = tuple(
+            [(k.request.tenant.name, s.request, s.kernel, s.units) for k, s in members]
+        )
         self.trace.add_launch(
             LaunchRecord(
                 launch.launch, launch.signature, flight.at_ns, self.now_ns, launch.predicted_ns,
-                tuple(
-                    [
-                        (kernel.request.tenant.name, s.request, s.kernel, s.units)
-                        for kernel, s in zip(flight.members, launch.segments, strict=True)
-                    ]
-                ),
-                failure,
+                segments, failure,
             )
         )  # fmt: skip

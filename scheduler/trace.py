@@ -6,8 +6,7 @@ gets each once; when nobody does, the oldest stay, newer ones are counted as dro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 from coissue.scheduler.messages import (
     KernelIndex,
@@ -19,8 +18,7 @@ from coissue.scheduler.messages import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchRecord:
+class LaunchRecord(NamedTuple):
     launch: LaunchId
     signature: SignatureId
     start_ns: int
@@ -32,8 +30,7 @@ class LaunchRecord:
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
+class RequestRecord(NamedTuple):
     request: RequestId
     #: Empty when the tenant is unknown: names that clients make up must not become labels.
     tenant: str

@@ -32,7 +32,7 @@ CANCELLED = KernelState.CANCELLED
 class Tenant:
     """A tenant by name, over its versions."""
 
-    __slots__ = ("name", "open", "program", "turn")
+    __slots__ = ("caution", "name", "open", "program", "turn")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,6 +40,8 @@ class Tenant:
         self.program: Program | None = None
         #: Its unfinished requests in order of admission.
         self.open: dict[RequestId, Request] = {}
+        #: Thousandths of the predicted wait that admission reckons with (see there).
+        self.caution = 1000
         #: When `time_only` last served it: a counter.
         self.turn = 0
 
@@ -234,10 +236,10 @@ class Ready:
         return head is not None and head[2] == item[1] and not queue.gated
 
     def demote(self, queue: ReadyQueue) -> None:
-        """Moves the queue's head to the LATE level."""
-        _, latest_ns, sequence, kernel = heappop(queue.heap)
-        heappush(queue.heap, (LATE, latest_ns, sequence, kernel))
-        queue.listed = 0
+        """Moves the queue's head to the LATE level, under a new sequence."""
+        _, latest_ns, _, kernel = heappop(queue.heap)
+        self._sequence += 1
+        heappush(queue.heap, (LATE, latest_ns, self._sequence, kernel))
         self.list_head(queue)
 
     def pop(self, queue: ReadyQueue, most: int, last_priority: int) -> list[Entry]:
