@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from coissue.kernels.cpu import ops, segments
+from coissue.kernels.cpu import gemm, ops, segments
+from coissue.kernels.cpu.conv import Conv
 from coissue.kernels.cpu.frame import Frame, Packing, join, pack
 from coissue.kernels.cpu.gemm import Gemm, GemmTable
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
@@ -110,7 +111,9 @@ class _Builder:
         if mode is Mode.ONCE:
             self._add_once(op)
             return
-        step = self._linear(op) if op.name == "linear" and mode is Mode.PACKED else None
+        step = None
+        if mode is Mode.PACKED and op.name in ("linear", "conv") and self._from_store(op):
+            step = self._linear(op) if op.name == "linear" else self._conv(op)
         if step is None:
             ins = tuple(self._input_slot(v) for v in op.inputs)
             if mode is Mode.PACKED:
@@ -241,19 +244,33 @@ class _Builder:
 
         return step
 
-    def _linear(self, op: Op) -> Step | None:
-        """A GEMM with weights from the store; None if the op is not one."""
+    def _from_store(self, op: Op) -> bool:
+        """Whether weight and bias are weights of the program, not computed from them."""
+        return all(v in self._kernel.weights for v in op.inputs[1:] if v != ABSENT)
+
+    def _stored_slots(self, op: Op) -> tuple[int, int, int]:
+        """The slots of the input, the stored weight and the stored bias."""
         x, w, *bias = op.inputs
-        given = [v for v in bias if v != ABSENT]
-        if not all(v in self._kernel.weights for v in (w, *given)):
+        stored = [_NONE if v == ABSENT else self._input_slot(v, as_tensor=False) for v in bias]
+        return self.slots[x], self._input_slot(w, as_tensor=False), (*stored, _NONE)[0]
+
+    def _conv(self, op: Op) -> Step | None:
+        """A convolution with weights from the store; None for those torch does as well."""
+        type_ = self.packing(op.inputs[0]).type
+        if type_.dtype != "f32" or len(type_.shape) != 4 or not gemm.HAS_ONEDNN:
             return None
+        ins = self._stored_slots(op)
+        return self._grouped(op, ins, _call(Conv(self._store, op.attrs), ins, self._outs(op)))
+
+    def _linear(self, op: Op) -> Step:
+        """A GEMM with weights from the store."""
+        x = op.inputs[0]
         (n,), (k,) = (
             [d.scale for d in self.packing(v).type.shape[-1:]] for v in (op.outputs[0], x)
         )
         dtype = ops.DTYPES[self.packing(x).type.dtype]
-        gemm = Gemm(self._store, self._table, k, n, str(op.attrs["layout"]), dtype)
-        x_slot, w_slot = self.slots[x], self._input_slot(w, as_tensor=False)
-        b_slot = self._input_slot(given[0], as_tensor=False) if given else _NONE
+        multiply = Gemm(self._store, self._table, k, n, str(op.attrs["layout"]), dtype)
+        x_slot, w_slot, b_slot = self._stored_slots(op)
         packing = self.packing(x)
         middle = packing.type.shape[packing.lead : -1]
         each = math.prod(dim.scale for dim in middle)
@@ -264,12 +281,12 @@ class _Builder:
             x = env[x_slot]
             flat = x.reshape(-1, k) if middle else x
             if frame.split:
-                y = gemm.each(flat, [
+                y = multiply.each(flat, [
                     (g.env[w_slot], g.env[b_slot], packing.entries(g.rows, g.tokens) * each)
                     for g in frame.split
                 ])  # fmt: skip
             else:
-                y = gemm.one(flat, env[w_slot], env[b_slot])
+                y = multiply.one(flat, env[w_slot], env[b_slot])
             env[out] = y.view(*x.shape[:-1], n) if middle else y
 
         return step
@@ -280,7 +297,7 @@ class _Builder:
             return step
         own = [
             (slot, self.packing(v))
-            for v, slot in zip(op.inputs, ins, strict=True)
+            for v, slot in zip(op.inputs, ins, strict=False)
             if slot not in self._weighted and slot not in self._constant
         ]
         made = [(self.slots[v], self.packing(v)) for v in op.outputs]
@@ -304,7 +321,7 @@ def _put(env: list[Any], outs: tuple[int, ...], made: Any) -> None:
         env[slot] = value
 
 
-def _call(fn: Any, ins: tuple[int, ...], outs: tuple[int, ...], *, sized: bool) -> Step:
+def _call(fn: Any, ins: tuple[int, ...], outs: tuple[int, ...], sized: bool = False) -> Step:
     """The step that calls `fn` on whole tensors; the common forms without building a list."""
     out = outs[0]
     if sized or len(outs) > 1 or len(ins) not in (1, 2):

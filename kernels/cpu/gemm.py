@@ -41,11 +41,11 @@ PACK_ROWS = 64
 
 #: From (K, N) row-major. A build of torch without MKL or oneDNN has fewer.
 _PACKERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
-_HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-if _HAS_ONEDNN and _HAS_MKL:
+if HAS_ONEDNN and _HAS_MKL:
     _PACKERS["mkl"] = lambda kn: torch.ops.mkl._mkl_reorder_linear_weight(kn.t(), PACK_ROWS)
-if _HAS_ONEDNN:
+if HAS_ONEDNN:
     _PACKERS["onednn"] = lambda kn: torch.ops.mkldnn._reorder_linear_weight(kn.t().contiguous())
 
 
@@ -181,12 +181,15 @@ class Gemm:
             if name != "kn":
                 form = w.forms.get(name)
                 if form is None:
-                    form = self._store.derive(w, name, self._layout, _PACKERS[name])
+                    form = self._pack(w, name)
                 if form is not None:
                     made: torch.Tensor = _call_packed(name, x, form, w.as_nk(self._layout), bias)
                     return made
         kn = w.as_kn(self._layout)
         return torch.mm(x, kn) if bias is None else torch.addmm(bias, x, kn)
+
+    def _pack(self, w: StoredWeight, name: str) -> torch.Tensor | None:
+        return self._store.derive(w, name, lambda: _PACKERS[name](w.as_kn(self._layout)))
 
     def each(self, x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
         """Consecutive rows of x, each part with its own weights and bias."""

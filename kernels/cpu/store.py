@@ -138,16 +138,12 @@ class WeightStore:
             del self._stacks[key]
 
     def derive(
-        self,
-        weight: StoredWeight,
-        form: str,
-        layout: str,
-        make: Callable[[torch.Tensor], torch.Tensor],
+        self, weight: StoredWeight, form: str, make: Callable[[], torch.Tensor]
     ) -> torch.Tensor | None:
-        """The weight's `form`, made by `make((K, N) form)`; None when there is no room for it."""
+        """The weight's `form`, made by `make`; None when there is no room for it."""
         if self.bytes_held + weight.num_bytes > self.limit_bytes:
             return None
-        weight.forms[form] = make(weight.as_kn(layout))
+        weight.forms[form] = make()
         return weight.forms[form]
 
     def stack(self, weights: tuple[StoredWeight, ...], layout: str) -> torch.Tensor | None:

