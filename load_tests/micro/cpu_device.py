@@ -2,14 +2,16 @@
 
     python load_tests/micro/cpu_device.py [--threads 1]
 
-Prints tables; records nothing. Minimum of several runs, one thread unless told otherwise. The
-baseline `eager` is the same arithmetic as straight torch calls (`linear`, `relu`) on one tensor.
+Prints tables and one JSON line; records nothing. Minimum of several runs, one thread unless told
+otherwise. The baseline `eager` is the same arithmetic as straight torch calls (`linear`, `relu`):
+on all rows at once where weights are equal, else request by request with the tenant's own weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -140,7 +142,8 @@ def main() -> None:
         rows += [*overhead(device, 384, 8, 1, True), *overhead(device, 64, 8, 8, False)]
         rows += overhead(device, 384, 8, 8, False)
         show("launches (requests arrive one by one: rows are joined by a copy)", rows)
-        show("GEMM providers, us (stack: per member of 8)", providers(device))
+        show("GEMM providers, us (stack: per member of 8)", table := providers(device))
+        print(json.dumps({"device": device.name, "launches": rows, "providers": table}))
 
 
 if __name__ == "__main__":

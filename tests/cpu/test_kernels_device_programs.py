@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coissue.kernels.cpu.device import Slice
+from coissue.kernels.passes.link import cut
 from coissue.kernels.passes.pipeline import lower
 
 #: A few f32 roundings in a row against f64; logits are of order one.
@@ -18,7 +19,12 @@ TOLERANCE = 2e-4
 SIZES = st.tuples(st.integers(0, 4), st.integers(1, 9))
 
 
-def attach(device, name, seed=0):
+def lower_whole(program):
+    """The program as one joined kernel."""
+    return cut({"one": lower(program)}, lambda kernel: 1, 10**9)["one"]
+
+
+def attach(device, name, seed=0, lower=lower):
     model = programs.MODELS[name]() if seed == 0 else reseeded(name, seed)
     return model, device_rig.Tenant(device, model.program, model.weights, lower)
 
@@ -43,13 +49,14 @@ def request(model, tenant, rows, tokens, seed):
 
 @pytest.mark.parametrize("name", programs.MODELS)
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=16, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_requests_of_two_tenants_together_equal_each_alone(name, device, data):
     sizes = data.draw(st.lists(SIZES, min_size=1, max_size=6))
     owners = data.draw(st.lists(st.integers(0, 1), min_size=len(sizes), max_size=len(sizes)))
-    attached = [attach(device, name), attach(device, name, seed=5)]
+    how = data.draw(st.sampled_from([lower, lower_whole]))
+    attached = [attach(device, name, lower=how), attach(device, name, 5, lower=how)]
     has_tokens = attached[0][0].program.tokens_limit > 0
     requests = [
         request(*attached[owner], rows, tokens if has_tokens else 0, seed=i)
