@@ -7,7 +7,6 @@ the scheduler. With `untrained=True` nothing is read from the cache folder.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from load_tests.demo.data import CACHE, ROOT, backbone_folder
+from load_tests.demo.minilm import HIDDEN, load_minilm
 
 Samples = dict[str, Tensor]
-HIDDEN = 384
 #: Width of the hidden layer of a text head; 0: a single linear layer.
 HEAD_WIDTHS = {
     "sentiment": 0, "topic": 64, "spam": 0, "urgency": 64, "language": 0, "question": 128,
@@ -51,21 +50,7 @@ class TextClassifier(nn.Module):
         self.head = head
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask)
-        return self.head(hidden.last_hidden_state, attention_mask)
-
-
-def load_backbone() -> nn.Module:
-    """all-MiniLM-L6-v2 as it comes, without the pooler: equal bytes in every tenant."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from transformers import BertModel
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    return BertModel.from_pretrained(
-        backbone_folder(), add_pooling_layer=False, attn_implementation="sdpa"
-    ).eval()
+        return self.head(self.backbone(input_ids, attention_mask), attention_mask)
 
 
 class Standardise(nn.Module):
@@ -173,7 +158,7 @@ def text_classifier(task: str, untrained: bool = False) -> tuple[nn.Module, Samp
     assert isinstance(head, TextHead)
     ids = torch.randint(1000, 30000, (3, 11), generator=torch.Generator().manual_seed(0))
     samples = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return TextClassifier(load_backbone(), head).eval(), samples
+    return TextClassifier(load_minilm(backbone_folder()), head).eval(), samples
 
 
 def digits(task: str, untrained: bool = False) -> tuple[nn.Module, Samples]:

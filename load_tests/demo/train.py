@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from load_tests.demo import data, models
+from load_tests.demo.minilm import load_minilm
 
 TOKENIZER = data.CACHE / "tokenizer.json"
 #: {task: {"labels", "accuracy", "predictions", "targets"}} of the eager modules on the test sets.
@@ -69,7 +70,7 @@ def embed(backbone: nn.Module, tokenizer: Tokenizer, head: models.TextHead, text
     """The pooled vector (1, 384) of one sentence, without padding, as it is served."""
     ids = torch.tensor([tokenizer.encode(text).ids])
     mask = torch.ones_like(ids)
-    return head.pool(backbone(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
+    return head.pool(backbone(ids, mask), mask)
 
 
 def train_text(task: str, backbone: nn.Module, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def train(console: Console) -> None:
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     tokenizer.no_padding()
     tokenizer.save(str(TOKENIZER))
-    backbone = models.load_backbone()
+    backbone = load_minilm(data.backbone_folder())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     eager: dict[str, Any] = {}
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress, quiet():

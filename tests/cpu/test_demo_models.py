@@ -9,6 +9,7 @@ import yaml
 
 from coissue.deployments.settings import AppSettings
 from load_tests.demo import data, models
+from load_tests.demo.minilm import load_minilm
 from load_tests.parity import models as parity
 
 CLASSES = {**dict.fromkeys(data.DIGIT_TASKS + data.SEQUENCE_TASKS, 10)} | {
@@ -68,6 +69,22 @@ def test_backbone_is_equal_in_every_text_tenant():
         return content.hexdigest()
 
     assert digest("sentiment") == digest("topic")
+
+
+def test_encoder_is_the_one_of_transformers(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.BertModel.from_pretrained(
+        data.backbone_folder(), add_pooling_layer=False, attn_implementation="sdpa"
+    ).eval()
+    ids = torch.randint(0, 30000, (3, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
+    with torch.no_grad():
+        ours = load_minilm(data.backbone_folder())(ids, mask)
+        wanted = theirs(input_ids=ids, attention_mask=mask).last_hidden_state
+    seen = mask.bool()
+    torch.testing.assert_close(ours[seen], wanted[seen], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("task", data.TEXT_TASKS)
