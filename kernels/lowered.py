@@ -25,8 +25,9 @@ How an op is run is its `Mode`, proved op by op in `passes.layouts`:
               may be a FIXED kernel output)
     PACKED    one call on the packed tensors, whatever the segments are. A FIXED operand of a
               broadcasting op is aligned from the right after the axes that meet a packed axis
-              (all of extent 1) are dropped. Ops without a packed input (`full`, `expand` of a
-              FIXED value) take the packed extent from the segments
+              (all of extent 1; never the two matrix axes of a matmul) are dropped. Ops without a
+              packed input (`full`, `expand` of a FIXED value) take the packed extent from the
+              segments
     SEGMENTS  needs the segments' offsets; exactly these:
                 attention   "bshd", q/k/v TOKENS (R,T,h,d), mask none or key TOKENS (R,T) -> TOKENS
                 lstm gru rnn  x TOKENS (R,T,I) -> y TOKENS, or x ROWS (R,S,I) -> y ROWS; h_n and c_n

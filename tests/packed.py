@@ -103,7 +103,7 @@ class PackedRun:
             parts = [array.reshape(-1, *array.shape[lead(type_) :]) for array in scope[value]]
             return np.concatenate(parts)
         array, out = scope[value][0], self.types[op.outputs[0]]
-        behind = len(out.shape) - lead(out)
+        behind = max(len(out.shape) - lead(out), 2 if op.name == "matmul" else 0)
         if op.name in BROADCASTING and array.ndim > behind:
             assert all(extent == 1 for extent in array.shape[: array.ndim - behind])
             array = array.reshape(array.shape[array.ndim - behind :])

@@ -94,11 +94,10 @@ class Proof:
 
     def aligned(self, value: int, rank: int, spread: bool = True) -> bool:
         """Whether `value`, broadcast to `rank` axes, meets the packed axes in the right way:
-        it has the same ones, or it is FIXED and (if `spread`) has none."""
+        it has the same ones, or it is FIXED (whose axes there can only be 1) and `spread`."""
         shape = self.types[value].shape
         if value in self.fixed:
-            axes = shape[: max(0, len(shape) - rank + self.lead)]
-            return spread and all(extent == Dim(1) for extent in axes)
+            return spread
         return len(shape) == rank and shape[: self.lead] == self.leads()
 
     def of_first(self, count: int) -> Proof:

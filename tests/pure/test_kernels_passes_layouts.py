@@ -81,6 +81,8 @@ EACH = {
     "first_row": lambda b: b.op("select", b.x, dim=0, index=0),
     "row_products": lambda b: b.op("matmul", b.x, b.op("permute", b.x, dims=(1, 0))),
     "cross": lambda b: b.op("sub", b.op("reshape", b.x, out=(R, 1, 4)), b.x),
+    "row_values": lambda b: b.op("add", b.t, b.op("reshape", b.x, out=(R, 1, 4))),
+    "positions": lambda b: b.op("add", b.ids, b.table),
     "all_rows": lambda b: b.op("index", b.x, b.arange(R), dims=(0,)),
     "by_token": lambda b: b.op("gather", b.t, b.op("cast", b.t, dtype="i64"), dim=1),
     "cumsum": lambda b: b.op("cumsum", b.ids, dim=1),
