@@ -28,7 +28,6 @@ from coissue.deployments.discovery import BLIND, CONTROL, FAILED_PREFIX
 from coissue.deployments.settings import AppSettings, TenantSettings
 
 logger = logging.getLogger("coissue.control")
-CAPTURE_SECONDS_MAX = 600.0
 RECONCILE_SECONDS = 0.5
 #: Folders with the socket and the captured programs of one control process.
 RUN_PREFIX = "coissue-run-"
@@ -60,42 +59,63 @@ def sweep_run_dirs() -> None:
                 shutil.rmtree(folder)
 
 
-async def capture_tenant(tenant: TenantSettings, out: Path) -> None:
-    """Capture in a child process. Raises `TenantFailed` with the child's sentence."""
-    job = out.with_suffix(".json")
-    job.write_text(
-        json.dumps(
-            {
-                "name": tenant.name,
-                "model": tenant.model.model_dump(),
-                "limits": tenant.limits.model_dump(),
-            }
-        )
-    )
-    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "coissue.deployments.capture", str(job), str(out),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    try:
-        stdout, stderr = await asyncio.wait_for(child.communicate(), CAPTURE_SECONDS_MAX)
-    except TimeoutError:
-        raise TenantFailed(f"capture took longer than {CAPTURE_SECONDS_MAX:.0f} s") from None
-    finally:
-        if child.returncode is None:
-            child.kill()
-    if child.returncode:
-        raise TenantFailed(read_capture_error(stdout, stderr, child.returncode))
+class Captures:
+    """The capture server and the jobs it works on, a few at a time."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._turns = asyncio.Semaphore(max(1, os.cpu_count() or 1))
+        self._starting = asyncio.Lock()
+        self._server: asyncio.subprocess.Process | None = None
+        #: Artifact folder -> its answer.
+        self._open: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
-def read_capture_error(stdout: bytes, stderr: bytes, code: int) -> str:
-    """The sentence in the child's last line of output, or what can be said without one."""
-    lines = stdout.decode(errors="replace").strip().splitlines()
-    with contextlib.suppress(json.JSONDecodeError, IndexError, KeyError, TypeError):
-        return str(json.loads(lines[-1])["error"])
-    last = stderr.decode(errors="replace").strip().splitlines()[-1:]
-    return f"capture ended with code {code}: {' '.join(last) or 'no output'}"
+    async def capture(self, tenant: TenantSettings, version: int) -> str:
+        """The artifact's folder. Raises `TenantFailed` with the sentence that says why not."""
+        out = self._folder / f"{tenant.name}-{version}"
+        job = out.with_suffix(".json")
+        fields = {"name", "model", "limits"}
+        job.write_text(tenant.model_dump_json(include=fields))
+        async with self._turns:
+            answer = await self._ask({"job": str(job), "folder": str(out)})
+        if "error" in answer:
+            raise TenantFailed(answer["error"])
+        return str(out)
+
+    async def _ask(self, job: dict[str, str]) -> dict[str, Any]:
+        async with self._starting:
+            if self._server is None or self._server.returncode is not None:
+                await self._start()
+        future = self._open[job["folder"]] = asyncio.get_running_loop().create_future()
+        try:
+            self._server.stdin.write(json.dumps(job).encode() + b"\n")
+            await self._server.stdin.drain()
+        except ConnectionError:
+            return {"error": "the capture server ended"}
+        return await future
+
+    async def _start(self) -> None:
+        path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
+        self._server = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "coissue.deployments.capture", "--serve",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        self._reader = asyncio.ensure_future(self._read(self._server))
+
+    async def _read(self, server: asyncio.subprocess.Process) -> None:
+        async for line in server.stdout:
+            answer = json.loads(line)
+            if future := self._open.pop(answer["folder"], None):
+                future.set_result(answer)
+        code = await server.wait()
+        for future in self._open.values():
+            future.set_result({"error": f"the capture server ended: {code}"})
+        self._open.clear()
+
+    def stop(self) -> None:
+        if self._server is not None and self._server.returncode is None:
+            self._server.kill()
 
 
 @serve.deployment(name=CONTROL, num_replicas=1, max_ongoing_requests=64, ray_actor_options=BLIND)
@@ -110,7 +130,7 @@ class Control:
         self._wanted = {tenant.name: Wanted(tenant) for tenant in self._settings.tenants}
         self._scheduler: Any = None
         self._epoch = 0
-        self._captures = asyncio.Semaphore(max(1, (os.cpu_count() or 1)))
+        self._captures = Captures(self._run_dir)
         self._tasks = [asyncio.ensure_future(self._capture(w)) for w in self._wanted.values()]
         self._loop = asyncio.ensure_future(self._reconcile_forever())
 
@@ -123,14 +143,11 @@ class Control:
             raise RuntimeError(f"the reconcile loop ended: {self._loop}")
 
     async def _capture(self, wanted: Wanted) -> None:
-        out = self._run_dir / f"{wanted.settings.name}-{wanted.version}"
-        async with self._captures:
-            try:
-                await capture_tenant(wanted.settings, out)
-            except TenantFailed as error:
-                await self._fail(wanted, str(error))
-                return
-        wanted.artifact, wanted.state = str(out), "captured"
+        try:
+            wanted.artifact = await self._captures.capture(wanted.settings, wanted.version)
+            wanted.state = "captured"
+        except TenantFailed as error:
+            await self._fail(wanted, str(error))
 
     async def _fail(self, wanted: Wanted, reason: str) -> None:
         wanted.state, wanted.reason = "failed", reason
@@ -185,6 +202,7 @@ class Control:
         self._loop.cancel()
         for task in self._tasks:
             task.cancel()
+        self._captures.stop()
         if self._scheduler is not None:
             with contextlib.suppress(ray.exceptions.RayError):
                 await asyncio.wait_for(self._scheduler.stop.remote(), 5)

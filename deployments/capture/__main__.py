@@ -1,13 +1,24 @@
-"""The capture process. The last line on stdout is for the caller; all else goes to stderr."""
+"""The capture process: one job, or a server that forks a child for each.
+
+    python -m coissue.deployments.capture JOB.json FOLDER
+    python -m coissue.deployments.capture --serve
+
+One job: the last line on stdout is for the caller, all else goes to stderr. As a server it imports
+torch and its exporter once (seconds), then reads lines {"job": ..., "folder": ...} and answers each
+with a line {"folder": ..., "status": ..., and what one job would say}, in the order they end. A
+tenant's code runs in the child only, so one tenant can neither see nor break another's capture.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pydantic
 
@@ -15,6 +26,8 @@ from coissue.deployments.capture.artifact import CaptureError, CaptureJob
 
 #: The exit status of a model that cannot be captured, whatever the reason.
 REFUSED = 3
+#: A child of the server that takes longer is ended.
+SECONDS_MAX = 600
 
 
 def main(job_file: str, folder: str) -> tuple[int, dict[str, Any]]:
@@ -41,11 +54,61 @@ def main(job_file: str, folder: str) -> tuple[int, dict[str, Any]]:
     return 0, {"name": program.name, "ops": len(program.ops), "weight_bytes": size}
 
 
+def preload() -> None:
+    """What every capture imports and warms up anyway. None of it starts a thread."""
+    import torch
+
+    from coissue.deployments.capture import pipeline  # noqa: F401
+
+    module, rows = torch.nn.Linear(2, 2), torch.export.Dim("rows")
+    torch.export.export(
+        module, (torch.ones(2, 2),), dynamic_shapes=({0: rows},), strict=False
+    ).run_decompositions({})
+    if importlib.util.find_spec("transformers"):
+        from transformers import PreTrainedModel  # noqa: F401
+
+
+def serve(lines: TextIO, answers: int) -> None:
+    """Until `lines` end. `answers` is the descriptor for the caller."""
+    preload()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are nobody's to wait for
+    for line in lines:
+        job = json.loads(line)
+        if os.fork() == 0:
+            supervise(job["job"], job["folder"], answers)
+
+
+def supervise(job_file: str, folder: str, answers: int) -> None:
+    """In a child: runs the job in a child of its own and tells how it ended, whatever it does."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    inbox, outbox = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(inbox)
+        signal.alarm(SECONDS_MAX)
+        status, line = main(job_file, folder)
+        os.write(outbox, json.dumps({**line, "status": status}).encode())
+        os._exit(0)
+    os.close(outbox)
+    with os.fdopen(inbox, "rb") as reader:
+        told = reader.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if not told:
+        why = f"took longer than {SECONDS_MAX} s" if code == -signal.SIGALRM else f"ended: {code}"
+        told = json.dumps({"error": f"capture {why}", "status": REFUSED}).encode()
+    line = {**json.loads(told), "folder": folder}
+    os.write(answers, json.dumps(line).encode() + b"\n")
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: python -m coissue.deployments.capture JOB.json FOLDER")
-    answer = os.fdopen(os.dup(1), "w")
+    if len(sys.argv) not in (2, 3) or (len(sys.argv) == 2 and sys.argv[1] != "--serve"):
+        sys.exit("usage: python -m coissue.deployments.capture JOB.json FOLDER | --serve")
+    answer = os.dup(1)
     os.dup2(2, 1)
-    status, line = main(sys.argv[1], sys.argv[2])
-    print(json.dumps(line), file=answer, flush=True)
-    sys.exit(status)
+    if sys.argv[1] == "--serve":
+        serve(sys.stdin, answer)
+    else:
+        code, line = main(sys.argv[1], sys.argv[2])
+        os.write(answer, json.dumps(line).encode() + b"\n")
+        sys.exit(code)
