@@ -123,14 +123,15 @@ def attach_head(head: int, slo: str) -> str:
     """Capture one more backbone tenant and attach it to the running scheduler."""
     import ray
 
-    from coissue.deployments.control import capture_tenant
+    from coissue.deployments.control import Captures
     from coissue.deployments.settings import ModelSettings, TenantSettings
 
     model = ModelSettings(factory="load_tests.parity.models:backbone", kwargs={"head": head})
     tenant = TenantSettings(name=f"head-{head}", model=model, slo=slo)
-    out = Path(tempfile.mkdtemp(prefix="coissue-extra-")) / tenant.name
-    LOOP.run_until_complete(capture_tenant(tenant, out))
-    error = ray.get(find_scheduler().attach.remote(tenant.model_dump(), 1, str(out)))
+    captures = Captures(Path(tempfile.mkdtemp(prefix="coissue-extra-")))
+    folder = LOOP.run_until_complete(captures.capture(tenant, 1))
+    captures.stop()
+    error = ray.get(find_scheduler().attach.remote(tenant.model_dump(), 1, folder))
     if error:
         raise RuntimeError(error)
     return tenant.name
