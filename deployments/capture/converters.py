@@ -105,6 +105,11 @@ def _common_dtype(left: Any, right: Any) -> str:
     return DTYPES[torch.result_type(*plain)]
 
 
+@converts("isnan")
+def _isnan(b: Builder, a: Args) -> Result:
+    return binary(b, "ne", b.value(a["self"]), b.value(a["self"]), "bool")
+
+
 @converts("bitwise_not")
 def _not(b: Builder, a: Args) -> Result:
     if b.out().dtype != "bool":
@@ -336,10 +341,8 @@ def _flip(b: Builder, a: Args) -> Result:
     return b.emit("flip", (value,), b.out(), dims=dims)
 
 
-@converts("pad", "constant_pad_nd")
+@converts("constant_pad_nd")
 def _pad(b: Builder, a: Args) -> Result:
-    if a.get("mode", "constant") != "constant":
-        raise b.error(f"padding by {a['mode']!r} is not served")
     number = float if torch.is_floating_point(b.meta()) else int
     attrs: dict[str, AttrValue] = {"pads": tuple(a["pad"]), "value": number(a["value"] or 0)}
     return b.emit("pad", (b.value(a["self"]),), b.out(), **attrs)

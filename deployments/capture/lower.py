@@ -32,6 +32,10 @@ Converter = Callable[["Builder", Args], Result]
 TABLE: dict[str, Converter] = {}
 #: Functional on the outside, yet not to be served.
 RANDOM = torch.Tag.nondeterministic_seeded
+#: On the allow-list, yet made of IR ops by torch's own decomposition.
+COMPOSED = {
+    "addcmul", "celu", "glu", "isinf", "logit", "logsumexp", "prelu", "selu", "softshrink",
+}  # fmt: skip
 #: Constants made of nothing but sizes are folded up to this many elements.
 FOLDED_ELEMENTS_MAX = 1 << 24
 
@@ -47,8 +51,18 @@ def converts(*names: str) -> Callable[[Converter], Converter]:
 
 
 def is_converted(target: torch._ops.OpOverload) -> bool:
-    """Whether `lower` takes the target as it is, so that `export` need not decompose it."""
-    return find_name(target) in TABLE or str(target) in OPAQUE_TARGETS
+    """Whether `export` need not decompose the op. Some of the allow-list are better off if it does:
+    composed of IR ops, they run on the rows of all requests at once."""
+    name = find_name(target)
+    return name in TABLE or (find_opaque(target) is not None and name not in COMPOSED)
+
+
+def find_opaque(target: torch._ops.OpOverload) -> str | None:
+    """The op's name on the allow-list; what decomposition calls `prims.x` is ATen's x."""
+    if target.namespace != "prims":
+        return str(target) if str(target) in OPAQUE_TARGETS else None
+    name = f"aten.{find_name(target)}.default"
+    return name if name in OPAQUE_TARGETS else None
 
 
 def find_name(target: torch._ops.OpOverload) -> str:
@@ -193,6 +207,10 @@ class Builder:
         return self.emit("expand", (value,), Type(tuple(shape), self.type(value).dtype))
 
     def permute(self, value: int, dims: Sequence[int]) -> int:
+        """Permutes of permutes are one, or none."""
+        if (maker := self.makers.get(value)) is not None and maker.name == "permute":
+            first: Any = maker.attrs["dims"]
+            value, dims = maker.inputs[0], [first[dim] for dim in dims]
         if list(dims) == list(range(len(dims))):
             return value
         shape = self.shape(value)
@@ -267,10 +285,11 @@ def _convert_call(builder: Builder, node: Node) -> Result:
     if node.meta.get("val") is None and ("assert" in name or "constrain" in name):
         return None
     args = bind(target, node)
-    if name in TABLE:
+    if name in TABLE and target.namespace != "prims":
         return TABLE[name](builder, args)
-    if str(target) in OPAQUE_TARGETS:
-        return _convert_opaque(builder, node)
+    opaque = find_opaque(target)
+    if opaque is not None:
+        return _convert_opaque(builder, node, opaque)
     return _fold(builder, node)
 
 
@@ -310,7 +329,7 @@ def _fold(builder: Builder, node: Node) -> None:
     builder.constants[node] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _convert_opaque(builder: Builder, node: Node) -> Result:
+def _convert_opaque(builder: Builder, node: Node, target: str) -> Result:
     """An op of the allow-list, with its tensors as inputs and everything else as JSON."""
     inputs: list[int] = []
 
@@ -332,7 +351,7 @@ def _convert_opaque(builder: Builder, node: Node) -> Result:
     text = json.dumps([[as_json(arg) for arg in node.args], keywords])
     several = not isinstance(node.meta["val"], torch.Tensor)
     types = [builder.out(i) for i in range(len(node.meta["val"]))] if several else [builder.out()]
-    found = builder.emit_many("opaque", inputs, types, target=str(node.target), args=text)
+    found = builder.emit_many("opaque", inputs, types, target=target, args=text)
     return found if several else found[0]
 
 
