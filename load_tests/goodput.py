@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from load_tests.client import LoadResult, Payload, percentile, plan_poisson, run_load
 
 P99_MS_LIMIT = 50.0
-#: A probe whose generator was later than this measured itself and does not count.
-LAG_MS_LIMIT = 10.0
 #: Rates are searched down to this relative step.
 STEP = 1.08
 PROBES_LIMIT = 16
@@ -99,15 +97,21 @@ def compare(
     probe: Callable[[Target, float], Probe],
     report: Callable[[str, Probe], None] = lambda name, probe: None,
 ) -> dict[str, tuple[float, list[Probe]]]:
-    """Search all targets in turns. name -> (goodput in requests/s, its probes)."""
+    """Search all targets in turns. name -> (goodput in requests/s, its probes).
+
+    A rate fails when it failed twice in a row, so that one hiccup of the machine does not decide.
+    """
     found: dict[str, tuple[float, list[Probe]]] = {}
     running = [(target, search(starts[target.name], limit), []) for target in targets]
     rates = {target.name: next(steps) for target, steps, _ in running}
     while running:
         for entry in tuple(running):
             target, steps, probes = entry
-            probes.append(probe(target, rates[target.name]))
-            report(target.name, probes[-1])
+            for _ in range(2):
+                probes.append(probe(target, rates[target.name]))
+                report(target.name, probes[-1])
+                if probes[-1].passed:
+                    break
             try:
                 rates[target.name] = steps.send(probes[-1].passed)
             except StopIteration as done:
