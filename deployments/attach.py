@@ -21,14 +21,13 @@ from coissue.deployments.capture.artifact import (
     find_difference,
 )
 from coissue.deployments.channel.frames import PortInfo, TenantInfo
-from coissue.deployments.executor import Costs, ServedProgram, from_wire, to_wire
+from coissue.deployments.executor import Costs, ServedProgram
 from coissue.deployments.settings import SloClass, TenantSettings
 from coissue.kernels.cost import estimate, estimate_program
+from coissue.kernels.cpu.border import Arrival, Border, Reader, enter
 from coissue.kernels.cpu.device import (
     CpuDevice,
     DeviceSegment,
-    place_inputs,
-    read_outputs,
 )
 from coissue.kernels.cpu.measure import measure
 from coissue.kernels.cpu.store import DeviceMemoryError
@@ -186,7 +185,7 @@ class Attacher:
         )
         tenant = attached.settings
         spec = TenantSpec(name, specs, tenant.share, tenant.limits.in_flight, attached.slo.priority)
-        return ServedProgram(spec, attached.version, lowered, kernels)
+        return ServedProgram(spec, attached.version, lowered, kernels, Border(lowered))
 
     def _measure(self, lowered: Lowered, index: int, kernel: Kernel) -> None:
         signature = self._costs.intern(kernel.signature)
@@ -211,19 +210,19 @@ class Attacher:
                     raise AttachError(f"reference {number}, run {how}: {wrong}")
 
     def _run(self, program: ServedProgram, cases: list[Reference]) -> list[dict[str, np.ndarray]]:
-        lowered = program.lowered
-        sizes = [size_of(lowered.program, case.inputs) for case in cases]
-        buffers = [
-            place_inputs(lowered, {n: from_wire(a) for n, a in case.inputs.items()}, *size)
-            for case, size in zip(cases, sizes, strict=True)
-        ]
+        border = program.border
+        sizes = [size_of(program.lowered.program, case.inputs) for case in cases]
+        buffers = enter(
+            [Arrival(border, case.inputs, *size) for case, size in zip(cases, sizes, strict=True)]
+        )
         for bound in program.kernels:
             segments = [
                 DeviceSegment(bound, *size, own) for size, own in zip(sizes, buffers, strict=True)
             ]
             self._on_device(lambda segments=segments: self._device.run(segments))
+        names = [port.name for port in border.outputs]
         return [
-            {name: to_wire(t) for name, t in read_outputs(lowered, own, *size).items()}
+            dict(zip(names, Reader().read(border, own, *size), strict=True))
             for size, own in zip(sizes, buffers, strict=True)
         ]
 

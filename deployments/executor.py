@@ -12,18 +12,11 @@ from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
-import torch
 
 from coissue.deployments.channel.server import Answer
 from coissue.kernels.cost_table import CostTable
-from coissue.kernels.cpu.device import (
-    BoundKernel,
-    Buffers,
-    CpuDevice,
-    DeviceSegment,
-    place_inputs,
-    read_outputs,
-)
+from coissue.kernels.cpu.border import Arrival, Border, Reader, enter
+from coissue.kernels.cpu.device import BoundKernel, Buffers, CpuDevice, DeviceSegment
 from coissue.kernels.lowered import Lowered
 from coissue.scheduler.messages import (
     Complete,
@@ -83,6 +76,7 @@ class ServedProgram:
     version: int
     lowered: Lowered
     kernels: tuple[BoundKernel, ...]
+    border: Border
     #: (rows, tokens) -> bytes a request of that size needs, as far as asked.
     peaks: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -111,6 +105,7 @@ class DeviceExecutor:
         self._device = device
         #: Every request that has no answer yet.
         self._running: dict[RequestId, Running] = {}
+        self._reader = Reader()
 
     def admit(self, request: RequestId, running: Running) -> None:
         """Before the request is posted to the core; from any thread."""
@@ -118,24 +113,29 @@ class DeviceExecutor:
 
     def launch(self, launch: Launch) -> int:
         now_ns = time.monotonic_ns()
-        segments = [self._segment(part.request, part.kernel, now_ns) for part in launch.segments]
-        self._device.run(segments)
+        self._reader.forget()
+        members = [self._running[part.request] for part in launch.segments]
+        self._enter([running for running in members if running.buffers is None], now_ns)
+        self._device.run(
+            [
+                DeviceSegment(own.program.kernels[p.kernel], own.rows, own.tokens, own.buffers)
+                for p, own in zip(launch.segments, members, strict=True)
+            ]
+        )
         measured_ns = time.monotonic_ns() - now_ns
         total = max(1, sum(part.units for part in launch.segments))
-        for part in launch.segments:
-            running = self._running[part.request]
+        for part, running in zip(launch.segments, members, strict=True):
             running.device_ns += measured_ns * part.units // total
             running.launches += 1
         return measured_ns
 
-    def _segment(self, request: RequestId, kernel: int, now_ns: int) -> DeviceSegment:
-        running = self._running[request]
-        if running.buffers is None:
+    @staticmethod
+    def _enter(starting: list[Running], now_ns: int) -> None:
+        arrivals = [Arrival(r.program.border, r.inputs, r.rows, r.tokens) for r in starting]
+        for running, buffers in zip(starting, enter(arrivals), strict=True):
             running.first_launch_ns = now_ns
-            running.buffers = place(running)
+            running.buffers = buffers
             running.inputs = {}
-        bound = running.program.kernels[kernel]
-        return DeviceSegment(bound, running.rows, running.tokens, running.buffers)
 
     def compile(self, signature: SignatureId) -> None:
         """Plans are made when a tenant is attached, so there is nothing left to do."""
@@ -150,11 +150,12 @@ class DeviceExecutor:
             del self._running[complete.request]
 
     def _read(self, running: Running) -> Answer:
-        # A program without kernels was never launched: its outputs are its inputs.
-        buffers = place(running) if running.buffers is None else running.buffers
-        found = read_outputs(running.program.lowered, buffers, running.rows, running.tokens)
+        if running.buffers is None:  # without kernels: the outputs are the inputs
+            self._enter([running], running.submitted_ns)
         return Answer(
-            outputs=[to_wire(tensor) for tensor in found.values()],
+            outputs=self._reader.read(
+                running.program.border, running.buffers, running.rows, running.tokens
+            ),
             queue_ns=max(0, running.first_launch_ns - running.submitted_ns),
             device_ns=running.device_ns,
             launches=running.launches,
@@ -162,27 +163,6 @@ class DeviceExecutor:
 
     def free(self, request: RequestId) -> None:
         self._running.pop(request, None)
-
-
-def place(running: Running) -> Buffers:
-    """The request's inputs as the device wants them."""
-    lowered = running.program.lowered
-    arrays = {name: from_wire(array) for name, array in running.inputs.items()}
-    return place_inputs(lowered, arrays, running.rows, running.tokens)
-
-
-def from_wire(array: np.ndarray) -> torch.Tensor:
-    """bf16 travels as the bits in uint16, which no other dtype uses."""
-    own = array if array.flags.writeable else array.copy()
-    tensor = torch.from_numpy(own)
-    return tensor.view(torch.bfloat16) if own.dtype == np.uint16 else tensor
-
-
-def to_wire(tensor: torch.Tensor) -> np.ndarray:
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.view(torch.uint16)
-    array: np.ndarray = tensor.contiguous().numpy()
-    return array
 
 
 def refuse(complete: Complete) -> Answer:

@@ -166,38 +166,6 @@ class CpuDevice:
                 segment.buffers.pop(value, None)
 
 
-@torch.inference_mode()
-def place_inputs(
-    lowered: Lowered, arrays: Mapping[str, np.ndarray | Tensor], rows: int, tokens: int
-) -> Buffers:
-    """A request's buffers at its start. Arrays have their types' shapes; they are not copied."""
-    buffers: Buffers = {}
-    for port in lowered.program.inputs:
-        packing = _packing(lowered, port.value)
-        tensor = torch.as_tensor(arrays[port.name]).to(ops.DTYPES[packing.type.dtype])
-        if packing.is_packed:
-            flat = tensor.flatten(0, 1) if packing.lead == 2 else tensor
-            buffers[port.value] = Slice(flat, 0, packing.entries(rows, rows * tokens))
-        else:
-            buffers[port.value] = tensor
-    return buffers
-
-
-@torch.inference_mode()
-def read_outputs(lowered: Lowered, buffers: Buffers, rows: int, tokens: int) -> dict[str, Tensor]:
-    """The program's outputs of a finished request, in their types' shapes; views, not copies."""
-    found = {}
-    for port in lowered.program.outputs:
-        value = buffers[port.value]
-        tensor = value.own if isinstance(value, Slice) else value
-        found[port.name] = tensor.reshape(_packing(lowered, port.value).type.at(rows, tokens))
-    return found
-
-
-def _packing(lowered: Lowered, value: int) -> Packing:
-    return Packing(lowered.layouts[value], lowered.program.types[value])
-
-
 def _ordered(plan: Plan, segments: list[DeviceSegment]) -> list[DeviceSegment]:
     """Groups and runs together; within them as they lie in the first packed input already."""
     if len(segments) < 2:

@@ -6,9 +6,9 @@ import hashlib
 
 import msgspec
 import numpy as np
-import torch
 
-from coissue.kernels.cpu.device import DeviceSegment, place_inputs, read_outputs
+from coissue.kernels.cpu.border import Arrival, Border, Reader, enter
+from coissue.kernels.cpu.device import DeviceSegment
 from coissue.kernels.cpu.ops import run_opaque
 from coissue.kernels.interpreter import interpret
 from coissue.kernels.lowered import Lowered
@@ -19,6 +19,19 @@ from coissue.kernels.passes.layouts import prove
 def digest_of(array) -> str:
     array = np.ascontiguousarray(array)
     return hashlib.sha256(f"{array.dtype} {array.shape}".encode() + array.tobytes()).hexdigest()
+
+
+def to_wire(array, type_):
+    """bf16 travels as its bits, the upper half of an f32."""
+    if type_.dtype == "bf16":
+        return (np.asarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return np.asarray(array)
+
+
+def from_wire(array, type_):
+    if type_.dtype == "bf16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
 
 
 class Tenant:
@@ -48,18 +61,21 @@ class Tenant:
 class Request:
     def __init__(self, tenant, inputs, rows, tokens):
         self.tenant, self.inputs, self.rows, self.tokens = tenant, inputs, rows, tokens
-        self.buffers = place_inputs(tenant.lowered, inputs, rows, tokens)
+        self.border = Border(tenant.lowered)
+        program = tenant.program
+        arrays = {p.name: to_wire(inputs[p.name], program.types[p.value]) for p in program.inputs}
+        (self.buffers,) = enter([Arrival(self.border, arrays, rows, tokens)])
 
     def segment(self, kernel_index):
         kernel = self.tenant.kernels[kernel_index]
         return DeviceSegment(kernel, self.rows, self.tokens, self.buffers)
 
     def outputs(self):
+        program = self.tenant.program
+        arrays = Reader().read(self.border, self.buffers, self.rows, self.tokens)
         return {
-            name: tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
-            for name, tensor in read_outputs(
-                self.tenant.lowered, self.buffers, self.rows, self.tokens
-            ).items()
+            port.name: from_wire(array, program.types[port.value])
+            for port, array in zip(program.outputs, arrays, strict=True)
         }
 
     def check(self, tolerance):
