@@ -217,8 +217,8 @@ def gpt(layers=1, size=8, seed=0) -> Model:
     return b.build(y=b.norm(x))
 
 
-def gelu_by_hand(b: Builder, x: int) -> int:
-    inner = b.op("mul", b.op("pow", x, b.constant(3.0)), b.constant(0.044715))
+def gelu_by_hand(b: Builder, x: int, factor=0.044715) -> int:
+    inner = b.op("mul", b.op("pow", x, b.constant(3.0)), b.constant(factor))
     inner = b.op("mul", b.op("add", x, inner), b.constant(0.7978845608028654))
     gate = b.op("add", b.op("tanh", inner), b.constant(1.0))
     return b.op("mul", b.op("mul", x, b.constant(0.5)), gate)

@@ -93,7 +93,7 @@ def _add_nothing(graph: Graph, op: Op) -> int | None:
 def _first_token(graph: Graph, op: Op) -> int | None:
     """x[:, 0:1] is a select, which has a ragged form."""
     out = graph.types[op.outputs[0]]
-    if lead(graph.types[op.inputs[0]]) < 2 or integer(op, "dim") != 1 or out.shape[1] != Dim(1):
+    if lead(graph.types[op.inputs[0]]) < 2 or out.shape[1] != Dim(1):
         return None
     if integer(op, "start") not in (0, -1):
         return None

@@ -187,8 +187,7 @@ def _matmul(proof: Proof) -> Mode:
         return Mode.EACH
     if len(proof.shape(1)) == 2 and proof.is_fixed(1):
         return proof.packed_if(len(proof.shape(0)) > proof.lead)
-    whole = rank >= proof.lead + 2 and lead(proof.out) == proof.lead
-    return proof.packed_if(whole and proof.aligned(left, rank) and proof.aligned(right, rank))
+    return proof.packed_if(proof.aligned(left, rank) and proof.aligned(right, rank))
 
 
 def _windows(proof: Proof) -> Mode:

@@ -374,8 +374,7 @@ def _recognise(graph: Graph, op: Op) -> int | None:
     if graph.types[mask].dtype != "bool" or len(graph.types[mask].shape) > 4:
         return None
     axis = 2 if op.attrs["layout"] == "bhsd" else 1
-    rows, queries = graph.types[query].shape[0], graph.types[query].shape[axis]
-    keys = graph.types[key].shape[axis]
+    rows, keys = graph.types[key].shape[0], graph.types[key].shape[axis]
     facts = mask_facts(graph, mask)
     if facts is None or facts == FALSE:
         return None
@@ -385,7 +384,7 @@ def _recognise(graph: Graph, op: Op) -> int | None:
         shape = graph.types[fact.value].shape
         if fact.place != (place("b"), place("j")) or shape != (rows, keys):
             return None
-    if not facts.issubset({causal_fact, *masks}) or (causal_fact in facts and queries != keys):
+    if not facts.issubset({causal_fact, *masks}):
         return None
     causal = bool(op.attrs["causal"]) or causal_fact in facts
     masked = ABSENT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from programs import MODELS, Builder, bert, cnn, gpt, lstm
+from programs import MODELS, Builder, bert, cnn, gelu_by_hand, gpt, lstm
 
 from coissue.kernels.interpreter import interpret
 from coissue.kernels.ir import ABSENT, R, T
@@ -47,6 +47,31 @@ def test_the_last_state_is_read_from_the_tokens():
     lowered = lower(lstm().program)
     cell = lowered.kernels[0]
     assert cell.outputs == cell.ops[0].outputs[:1]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_each_state_is_what_it_was(index):
+    """Only those of the last layer are in y."""
+    b = Builder("states")
+    x = b.input("x", R, T, 3)
+    sizes = [(16, into) for layer in (3, 8) for _ in range(2) for into in (layer, 4)]
+    attrs = {"hidden": 4, "layers": 2, "bidirectional": True, "bias": False}
+    _, h, _ = b.op("lstm", x, *(b.weight(*size) for size in sizes), **attrs)
+    model = b.build(y=b.op("select", h, dim=0, index=index))
+    program = canonicalise(model.program)
+    from_y = program.ops[0].outputs[1] not in [v for op in program.ops for v in op.inputs]
+    assert from_y == (index >= 2)
+    request = model.request(2, 5, np.random.default_rng(0))
+    found, wanted = (interpret(p, request, model.weights)["y"] for p in (program, model.program))
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.044715])
+def test_only_gelu_is_gelu(factor):
+    b = Builder("gelu", tokens_limit=0)
+    y = gelu_by_hand(b, b.input("x", R, 4), factor)
+    names = [op.name for op in canonicalise(b.build(y=y).program).ops]
+    assert (names == ["gelu"]) == (factor == 0.044715)
 
 
 def test_position_lookups_are_of_indices_per_token():

@@ -87,6 +87,10 @@ EACH = {
     "by_token": lambda b: b.op("gather", b.t, b.op("cast", b.t, dtype="i64"), dim=1),
     "cumsum": lambda b: b.op("cumsum", b.ids, dim=1),
     "tokens_first": lambda b: b.op("permute", b.t, dims=(1, 0, 2)),
+    "dynamic_table": lambda b: b.op("embedding", b.x, b.ids),
+    "dynamic_weight": lambda b: b.op(
+        "linear", b.x, b.op("matmul", b.op("permute", b.x, dims=(1, 0)), b.x), layout="kn"
+    ),
     "rows_joined": lambda b: b.op("concat", b.x, b.x, dim=0),
     "rows_weighted": lambda b: b.op("linear", b.op("permute", b.x, dims=(1, 0)), b.x, layout="kn"),
     "channels": lambda b: b.op(

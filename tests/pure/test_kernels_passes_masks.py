@@ -73,6 +73,20 @@ def wrapped(b, keys):
     return b.op("index", keys, rows, b.op("reshape", back, out=(1, 1, 1, T)), dims=(0, 1))
 
 
+def last_only(b, keys):
+    """T - 1 - j < 1, read with negative indices: without T - 1 it would always hold."""
+    back = b.op("sub", b.constant(-1, "i64"), b.arange(T))
+    turned = b.op("index", b.arange(T), b.op("reshape", back, out=(1, T)), dims=(0,))
+    return b.op("lt", turned, b.constant(1, "i64"))
+
+
+def not_nan(b, keys):
+    """x == x does not always hold for floats."""
+    x = b.op("cast", b.op("reshape", keys, out=(R, 1, 1, T)), dtype="f32")
+    x = b.op("div", x, x)
+    return b.op("eq", x, x)
+
+
 def either(b, keys):
     return b.op("logical_or", causal(b, keys), b.op("reshape", keys, out=(R, 1, 1, T)))
 
@@ -117,7 +131,7 @@ RECOGNISED = {
 }
 LEFT = [
     shifted, window, all_but_first, queries_masked, wrapped, either, float_positions, narrow,
-    segments,
+    segments, last_only, not_nan,
 ]  # fmt: skip
 
 

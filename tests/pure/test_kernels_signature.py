@@ -66,6 +66,27 @@ def test_true_is_not_one_and_one_is_not_a_float():
     assert signatures(program(1, "f32")) != signatures(program(1.0, "f32"))
 
 
+def test_what_is_handed_out_matters():
+    def program(*names):
+        b = Builder("handed", tokens_limit=0)
+        x = b.op("exp", b.input("x", R, 2))
+        values = {"x": x, "y": b.op("relu", x)}
+        return b.build(**{name: values[name] for name in names}).program
+
+    assert signatures(program("y")) != signatures(program("x", "y"))
+
+
+def test_rows_are_not_tokens():
+    """Also where both are run per request."""
+
+    def program(dim):
+        b = Builder("letters")
+        b.input("sizes", R, T)
+        return b.build(y=b.op("relu", b.input("x", 2, dim))).program
+
+    assert len({signatures(program(dim))[0] for dim in (R, T, Dim(1), Dim(1, 1, 1))}) == 4
+
+
 def test_equal_kernels_of_one_program_share_a_signature():
     found = [k.signature for k in lower(bert(layers=2).program).kernels]
     assert len(found) - len(set(found)) >= 8
