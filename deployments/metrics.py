@@ -9,12 +9,18 @@ that the runtime drained.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import start_http_server
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from coissue.scheduler.messages import Outcome
 from coissue.scheduler.trace import LaunchRecord, RequestRecord
@@ -48,6 +54,58 @@ class Levels:
     tenants_by_state: Mapping[str, int]
 
 
+class CounterTally(Collector):
+    """A counter family as a dict: one addition per event, everything else at scrape time."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
+        self._family = (f"coissue_{name}", text)
+        self._labels = tuple(labels)
+        #: Label values -> count.
+        self.values: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
+
+    def add(self, *labels: str, amount: float = 1.0) -> None:
+        self.values[labels] = self.values.get(labels, 0.0) + amount
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(*self._family, labels=self._labels)
+        for labels, value in list(self.values.items()):
+            family.add_metric(labels, value)
+        yield family
+
+
+class HistogramTally(Collector):
+    """A histogram family as lists of counts per bucket; see `CounterTally`."""
+
+    def __init__(
+        self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str] = ()
+    ) -> None:
+        self._family = (f"coissue_{name}", text)
+        self._labels = tuple(labels)
+        self.bounds = tuple(bounds)
+        #: Label values -> (counts of each bucket and beyond the last, sum of values).
+        self._tallies: dict[tuple[str, ...], tuple[list[int], list[float]]] = {}
+        if not labels:
+            self._tallies[()] = self._empty()
+
+    def _empty(self) -> tuple[list[int], list[float]]:
+        return [0] * (len(self.bounds) + 1), [0.0]
+
+    def observe(self, value: float, *labels: str) -> None:
+        tally = self._tallies.get(labels)
+        if tally is None:
+            tally = self._tallies[labels] = self._empty()
+        tally[0][bisect_left(self.bounds, value)] += 1
+        tally[1][0] += value
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(*self._family, labels=self._labels)
+        names = [*(floatToGoString(bound) for bound in self.bounds), "+Inf"]
+        for labels, (counts, total) in list(self._tallies.items()):
+            buckets = list(zip(names, accumulate(counts), strict=True))
+            family.add_metric(labels, buckets, total[0])
+        yield family
+
+
 class SchedulerMetrics:
     """All metrics of one scheduler."""
 
@@ -57,21 +115,22 @@ class SchedulerMetrics:
         self._slo_class: dict[str, str] = {}
         self._define_request_metrics()
         self._define_launch_metrics()
-        info = self._gauge("scheduler_info", "Constant 1; labels name the scheduler", ["device"])
-        info.labels(device).set(1)
+        self._define_levels(device)
 
-    def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
-        return Counter(f"coissue_{name}", text, list(labels), registry=self.registry)
-
-    def _gauge(self, name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
-        return Gauge(f"coissue_{name}", text, list(labels), registry=self.registry)
+    def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> CounterTally:
+        tally = CounterTally(name, text, labels)
+        self.registry.register(tally)
+        return tally
 
     def _histogram(
-        self, name: str, text: str, buckets: Iterable[float], labels: Iterable[str] = ()
-    ) -> Histogram:
-        return Histogram(
-            f"coissue_{name}", text, list(labels), registry=self.registry, buckets=tuple(buckets)
-        )
+        self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str] = ()
+    ) -> HistogramTally:
+        tally = HistogramTally(name, text, bounds, labels)
+        self.registry.register(tally)
+        return tally
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(f"coissue_{name}", text, labels, registry=self.registry)
 
     def _define_request_metrics(self) -> None:
         self.requests = self._counter(
@@ -102,7 +161,7 @@ class SchedulerMetrics:
         self.tenant_device = self._counter(
             "tenant_device_seconds", "Device time charged to each tenant", ["tenant"]
         )
-        self.launch_units = self._histogram(
+        self.launch_rows = self._histogram(
             "launch_rows", "Rows (tokens for token-wise kernels) per launch", COUNT_BUCKETS
         )
         self.launch_segments = self._histogram(
@@ -116,12 +175,18 @@ class SchedulerMetrics:
             "Relative error of the predicted launch time, |measured - predicted| / measured",
             (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0),
         )
-        self.window = self._gauge("window_requests", "Admitted requests not yet ended")
-        self.window.set_function(lambda: self._levels().window_requests)
-        self.held = self._gauge("weight_bytes", "Weight bytes held on the device")
-        self.held.set_function(lambda: self._levels().weight_bytes_held)
-        self.saved = self._gauge("weight_saved_bytes", "Weight bytes not held, thanks to sharing")
-        self.saved.set_function(lambda: self._levels().weight_bytes_saved)
+
+    def _define_levels(self, device: str) -> None:
+        """Gauges read when somebody looks."""
+        self._gauge("scheduler_info", "Constant 1; labels name the scheduler", ["device"]).labels(
+            device
+        ).set(1)
+        window = self._gauge("window_requests", "Admitted requests not yet ended")
+        window.set_function(lambda: self._levels().window_requests)
+        held = self._gauge("weight_bytes", "Weight bytes held on the device")
+        held.set_function(lambda: self._levels().weight_bytes_held)
+        saved = self._gauge("weight_saved_bytes", "Weight bytes not held, thanks to sharing")
+        saved.set_function(lambda: self._levels().weight_bytes_saved)
         tenants = self._gauge("tenants", "Tenants, by state", ["state"])
         for state in STATES:
             of_state = tenants.labels(state)
@@ -131,16 +196,17 @@ class SchedulerMetrics:
         """Make the tenant's series exist from the start, at zero."""
         self._slo_class[tenant] = slo_class
         for outcome in ("good", *SLO_BAD.values()):
-            self.slo.labels(tenant, slo_class, outcome)
+            self.slo.add(tenant, slo_class, outcome, amount=0)
         for ended in Outcome:
-            self.requests.labels(tenant, ended.value)
-        self.tenant_device.labels(tenant)
+            self.requests.add(tenant, ended.value, amount=0)
+        self.tenant_device.add(tenant, amount=0)
 
     def count_refusals(self, tenant: str, reason: str, count: int) -> None:
         """Requests a replica refused before they reached the scheduler (malformed, too large)."""
-        self.rejections.labels(tenant, reason).inc(count)
+        self.rejections.add(tenant, reason, amount=count)
 
     def observe(self, launches: Iterable[LaunchRecord], requests: Iterable[RequestRecord]) -> None:
+        """One caller at a time; scrapes may run beside it."""
         for launch in launches:
             self._observe_launch(launch)
         for request in requests:
@@ -148,9 +214,9 @@ class SchedulerMetrics:
 
     def _observe_launch(self, launch: LaunchRecord) -> None:
         measured = launch.end_ns - launch.start_ns
-        self.launches.inc()
-        self.busy.inc(measured * NS)
-        self.launch_units.observe(sum(segment[3] for segment in launch.segments))
+        self.launches.add()
+        self.busy.add(amount=measured * NS)
+        self.launch_rows.observe(sum(segment[3] for segment in launch.segments))
         self.launch_segments.observe(len(launch.segments))
         self.launch_tenants.observe(len({segment[0] for segment in launch.segments}))
         if measured > 0 and not launch.failure:
@@ -158,26 +224,26 @@ class SchedulerMetrics:
 
     def _observe_request(self, request: RequestRecord) -> None:
         tenant = request.tenant
-        self.requests.labels(tenant, request.outcome.value).inc()
+        self.requests.add(tenant, request.outcome.value)
         if request.reason is not None:
-            self.rejections.labels(tenant, request.reason.value).inc()
-        good = request.outcome is Outcome.COMPLETED and request.completed_ns <= request.deadline_ns
+            self.rejections.add(tenant, request.reason.value)
+        done = request.outcome is Outcome.COMPLETED
+        good = done and request.completed_ns <= request.deadline_ns
         verdict = "good" if good else SLO_BAD.get(request.outcome, "late")
-        self.slo.labels(tenant, self._slo_class.get(tenant, ""), verdict).inc()
+        self.slo.add(tenant, self._slo_class.get(tenant, ""), verdict)
         if request.device_ns:
-            self.tenant_device.labels(tenant).inc(request.device_ns * NS)
-        if request.outcome is Outcome.COMPLETED:
+            self.tenant_device.add(tenant, amount=request.device_ns * NS)
+        if done:
             self._observe_latency(request)
 
     def _observe_latency(self, request: RequestRecord) -> None:
-        self.latency.labels(request.tenant).observe(
-            (request.completed_ns - request.submitted_ns) * NS
-        )
+        spent = request.completed_ns - request.submitted_ns
+        self.latency.observe(spent * NS, request.tenant)
         queue = request.first_launch_ns - request.submitted_ns
         run = request.last_done_ns - request.first_launch_ns
         reply = request.completed_ns - request.last_done_ns
-        for stage, spent in (("queue", queue), ("run", run), ("reply", reply)):
-            self.stages.labels(stage).observe(max(spent, 0) * NS)
+        for stage, part in (("queue", queue), ("run", run), ("reply", reply)):
+            self.stages.observe(max(part, 0) * NS, stage)
 
     def render(self) -> bytes:
         """The exposition text."""

@@ -92,7 +92,7 @@ def test_records_become_the_right_numbers():
 def test_every_objective_is_a_bucket_boundary():
     settings = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())
     classes = settings["applications"][0]["args"]["slo_classes"].values()
-    buckets = make_metrics().latency._upper_bounds
+    buckets = make_metrics().latency.bounds
     assert all(entry["deadline_ms"] / 1000 in buckets for entry in classes)
 
 
