@@ -38,7 +38,7 @@ test: setup  ## all tests that this machine can run
 check: setup  ## lint, format, types, architecture
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy -p coissue.kernels -p coissue.scheduler -p coissue.deployments
+	@$(BIN)/mypy -p coissue.kernels -p coissue.scheduler
 	@$(BIN)/python -m pytest -q tests/architecture
 
 bench: setup  ## the figures of docs/results (about twenty minutes, needs a quiet machine)
