@@ -5,8 +5,8 @@
 
 Rules. No clock, thread, I/O, global or unseeded randomness. All events of a turn are applied, then
 one pump fills the free slots: batches form from what waits, and nothing waits while a slot is free.
-Requests past their deadline with no kernel in flight expire before the pump; one whose last kernel
-is in flight at its deadline gets what the launch brings, late. When the device is lost, requests
+Requests expire at their deadline, before the pump; only one whose last kernels are in flight then
+gets what they bring, late. When the device is lost, requests
 that had anything on it fail and the others wait for it within their deadlines; new ones are
 refused until it is back. The weights and plans of attached tenants are on the device already:
 `Load` and `Evict` are not issued, `Compile` only for a signature whose plan failed before.

@@ -79,14 +79,11 @@ class Retire:
         request.left -= 1
         if not request.left:
             self.end(request, Outcome.COMPLETED)
-        elif request.deadline_ns <= self.now_ns:
-            self.expire(request)
-        else:
-            waiting = request.waiting
-            for successor in request.program.successors[index]:
-                waiting[successor] -= 1
-                if not waiting[successor]:
-                    self._window.ready.push(request, successor)
+        waiting = request.waiting
+        for successor in request.program.successors[index]:
+            waiting[successor] -= 1
+            if not waiting[successor]:
+                self._window.ready.push(request, successor)
 
     def _return_late(self, request: Request, index: int) -> None:
         """A kernel of a request that already has its outcome is back."""
@@ -129,8 +126,8 @@ class Retire:
             self.end(request, Outcome.FAILED, Reason.DEVICE_LOST, message)
 
     def expire(self, request: Request) -> None:
-        """Its deadline is over. While kernels are in flight, the last to come back decides."""
-        if not request.in_flight:
+        """Its deadline is over. If all that it lacks is in flight, it gets that, late."""
+        if request.left > request.in_flight:
             self.end(request, Outcome.EXPIRED, Reason.DEADLINE)
 
     def end(

@@ -47,6 +47,7 @@ class Tenant:
 
 
 @final
+@final
 class Request:
     """An admitted request until its outcome is out and its last kernel is back."""
 
