@@ -1,4 +1,7 @@
-"""Computes the package list: each of the three folders is one `coissue.*` package (docs/decisions/001)."""
+"""Computes the package list: each of the three folders is one `coissue.*` package.
+
+See docs/decisions/001-packaging.md.
+"""
 
 from pathlib import Path
 
