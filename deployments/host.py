@@ -23,9 +23,10 @@ from wsgiref.simple_server import WSGIServer
 import uvloop
 
 from coissue.deployments.attach import Attacher, AttachError, bytes_needed, describe_tenant
-from coissue.deployments.channel.frames import Endpoint, TenantInfo
+from coissue.deployments.channel.frames import Endpoint, Refused, TenantInfo
 from coissue.deployments.channel.server import Answer, ChannelServer, SubmitRequest
 from coissue.deployments.executor import Costs, DeviceExecutor, Reply, Running, ServedProgram
+from coissue.deployments.http.errors import STATUS
 from coissue.deployments.metrics import Levels, SchedulerMetrics
 from coissue.deployments.settings import MS, AppSettings, SloClass, TenantSettings
 from coissue.deployments.timeline import Timeline
@@ -80,7 +81,10 @@ class SchedulerHost:
         self.metrics = SchedulerMetrics(self.device.name, self._levels)
         self.timeline = Timeline()
         self.channel = _ChannelThread(self, settings, run_dir)
+        #: Around changes of the two below: never held for long.
         self._lock = threading.Lock()
+        #: Around the attacher, for as long as it takes to bring a tenant up.
+        self._attaching = threading.Lock()
         self._collecting = threading.Lock()
         self._programs: dict[str, ServedProgram] = {}
         self._infos: dict[str, TenantInfo] = {}
@@ -142,9 +146,8 @@ class SchedulerHost:
         """Bring a captured tenant to READY; "" or the sentence that says why not."""
         parsed = TenantSettings.model_validate(tenant)
         try:
-            with self._lock:
-                slo = self._slo(parsed)
-                changed = self.attacher.attach(parsed, slo, version, Path(artifact))
+            with self._attaching:
+                changed = self.attacher.attach(parsed, self._slo(parsed), version, Path(artifact))
                 self._take_over(changed, parsed)
         except AttachError as error:
             return str(error)
@@ -153,23 +156,26 @@ class SchedulerHost:
 
     def _take_over(self, changed: list[ServedProgram], tenant: TenantSettings) -> None:
         """New requests use the new programs from here on; those in flight keep theirs."""
-        for program in changed:
-            self.runtime.post(Attached(self.clock.now_ns(), program.spec))
-            self._programs[program.spec.name] = program
-        program = self._programs[tenant.name]
-        self._infos[tenant.name] = describe_tenant(tenant, self._slo(tenant), "ready", "", program)
+        with self._lock:
+            for program in changed:
+                self.runtime.post(Attached(self.clock.now_ns(), program.spec))
+                self._programs[program.spec.name] = program
+            self._infos[tenant.name] = describe_tenant(
+                tenant, self._slo(tenant), "ready", "", self._programs[tenant.name]
+            )
         self.metrics.name_tenant(tenant.name, tenant.slo)
 
     def _slo(self, tenant: TenantSettings) -> SloClass:
         return self.settings.slo_classes[tenant.slo]
 
     def detach(self, name: str) -> None:
-        with self._lock:
-            program = self._programs.pop(name, None)
-            self._infos.pop(name, None)
-        if program is not None:
-            self.runtime.post(Detached(self.clock.now_ns(), name))
-            self.attacher.detach(name)
+        with self._attaching:
+            with self._lock:
+                program = self._programs.pop(name, None)
+                self._infos.pop(name, None)
+            if program is not None:
+                self.runtime.post(Detached(self.clock.now_ns(), name))
+                self.attacher.detach(name)
         self.channel.push_directory()
 
     def set_policy(self, policy: str) -> None:
@@ -186,6 +192,7 @@ class SchedulerHost:
         program = self._programs.get(request.tenant)
         info = self._infos.get(request.tenant)
         if program is None or info is None:
+            self.count_refused(Refused(request.tenant, "unknown_tenant", 1))
             reply(Answer(reason="unknown_tenant", message=f"no tenant {request.tenant!r}"))
             return
         now_ns = self.clock.now_ns()
@@ -205,6 +212,12 @@ class SchedulerHost:
 
     def cancel(self, number: RequestId) -> None:
         self.runtime.post(Cancelled(self.clock.now_ns(), number))
+
+    def count_refused(self, refused: Refused) -> None:
+        """Names that clients made up become one series, so that they cannot fill the memory."""
+        tenant = refused.tenant if refused.tenant in self._infos else ""
+        reason = refused.reason if refused.reason in STATUS else "internal"
+        self.metrics.count_refusals(tenant, reason, max(0, refused.count))
 
     def ask(self, what: str) -> bytes:
         answers = {"metrics": self.render_metrics, "status": self._status}
@@ -258,6 +271,7 @@ class _Door:
     def __init__(self, host: SchedulerHost, index: int, doors: int) -> None:
         self._host, self._index, self._doors = host, index, doors
         self.directory = host.directory
+        self.count_refused = host.count_refused
         self.ask = host.ask
 
     def _number(self, handle: int) -> RequestId:

@@ -28,6 +28,8 @@ class InferError(Exception):
         self.reason = reason
         self.message = message
         self.retry_after_ns = retry_after_ns
+        #: Answered by the scheduler, which then counted it.
+        self.is_counted = False
 
 
 def check_inputs(info: TenantInfo, inputs: Mapping[str, np.ndarray]) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from coissue.deployments.channel.frames import (
     FROM_SERVER,
     INLINE_BYTES,
     PROTOCOL_VERSION,
+    REFUSED_LIMIT,
     Ask,
     Cancel,
     ChannelLimits,
@@ -37,6 +38,8 @@ from coissue.deployments.channel.frames import (
     Hello,
     Infer,
     Message,
+    Refused,
+    Report,
     Result,
     TenantInfo,
     TensorRef,
@@ -191,9 +194,9 @@ class _Connection(Link):
             if entry.future.done():
                 return
             if type(message) is Failure:
-                entry.future.set_exception(
-                    InferError(message.reason, message.message, message.retry_after_ns)
-                )
+                error = InferError(message.reason, message.message, message.retry_after_ns)
+                error.is_counted = True
+                entry.future.set_exception(error)
             elif type(message) is Told:
                 entry.future.set_result(bytes(body))
             else:
@@ -295,6 +298,13 @@ class SchedulerClient:
     async def ask(self, what: str) -> bytes:
         """The scheduler's "metrics", "status" or "timeline"."""
         return await self._live().ask(what)
+
+    def report(self, refused: Sequence[Refused]) -> bool:
+        """Tells the scheduler what was refused here. False: nobody is there to be told."""
+        if self.is_connected:
+            for start in range(0, len(refused), REFUSED_LIMIT):
+                self._connection.send(Report(tuple(refused[start : start + REFUSED_LIMIT])))
+        return self.is_connected
 
     async def close(self) -> None:
         self._task.cancel()

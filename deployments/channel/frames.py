@@ -15,7 +15,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -153,6 +153,25 @@ class Ask(Message, tag=4):
     what: str
 
 
+class Refused(NamedTuple):
+    """Requests that a replica answered itself: malformed, too large, no such tenant."""
+
+    #: Empty when there is none of that name.
+    tenant: str
+    reason: str
+    count: int
+
+
+#: Entries of one report.
+REFUSED_LIMIT: Final = 256
+
+
+class Report(Message, tag=11):
+    """What a replica refused since its last report; there is no answer."""
+
+    refused: tuple[Refused, ...]
+
+
 class Goodbye(Message, tag=5):
     """Last frame of either side. `is_refusal`: trying again with the same bytes is no use."""
 
@@ -192,7 +211,7 @@ class Told(Message, tag=10):
     id: int
 
 
-FROM_CLIENT: Final = msgspec.msgpack.Decoder(Hello | Infer | Cancel | Ask | Goodbye)
+FROM_CLIENT: Final = msgspec.msgpack.Decoder(Hello | Infer | Cancel | Ask | Goodbye | Report)
 FROM_SERVER: Final = msgspec.msgpack.Decoder(
     Welcome | Directory | Result | Failure | Told | Goodbye
 )

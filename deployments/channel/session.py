@@ -37,6 +37,7 @@ from coissue.deployments.channel.frames import (
     DTYPE_NAMES,
     FROM_CLIENT,
     PROTOCOL_VERSION,
+    REFUSED_LIMIT,
     Ask,
     Cancel,
     Directory,
@@ -46,6 +47,8 @@ from coissue.deployments.channel.frames import (
     Hello,
     Infer,
     Message,
+    Refused,
+    Report,
     Result,
     TenantInfo,
     TensorRef,
@@ -102,6 +105,9 @@ class Backend(Protocol):
 
     def cancel(self, handle: int) -> None:
         """The client does not want the answer any more; unknown handles are ignored."""
+
+    def count_refused(self, refused: Refused) -> None:
+        """Requests that never came to `submit`; nothing in it has been checked."""
 
     def ask(self, what: str) -> bytes:
         """Called on a worker thread. Raises `KeyError` for what it does not know."""
@@ -162,6 +168,9 @@ class Session(Link):
                 self._server.backend.cancel(entry.handle)
         elif kind is Ask:
             self._ask(message)
+        elif kind is Report:
+            for refused in message.refused[:REFUSED_LIMIT]:
+                self._server.backend.count_refused(refused)
         elif kind is Hello:
             self._hello(message)
         elif kind is Goodbye:
@@ -202,6 +211,8 @@ class Session(Link):
         try:
             request, entry = self._check(message, body)
         except InferError as error:
+            if error.reason != STALE:  # the client tries again by itself
+                self._server.backend.count_refused(Refused(message.tenant, error.reason, 1))
             self._fail(message.id, error)
             return
         self._pending[message.id] = entry

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from coissue.deployments.channel.checking import InferError
+from coissue.deployments.channel.frames import Refused
 from coissue.deployments.http import oip, page, plain, tensors
 from coissue.deployments.http.errors import INTERNAL, JSON, Answer, HttpError, malformed
 
@@ -37,6 +38,8 @@ HeaderMap = dict[bytes, bytes]
 
 #: A request that is answered sooner never pays for watching its client.
 WATCH_AFTER_S: Final = 0.002
+#: Refusals reach the scheduler's metrics so much later.
+REPORT_AFTER_S: Final = 1.0
 SLO_LIMIT_MS: Final = oip.TIMEOUT_LIMIT_US / 1000
 TEXT: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 HTML: Final = (b"content-type", b"text/html; charset=utf-8")
@@ -62,6 +65,8 @@ class HttpApp:
         self._settings = settings
         #: Answers of this replica by reason ("ok" or a key of `STATUS`), since its start.
         self.counts: Counter[str] = Counter()
+        #: (tenant or "", reason) -> answers that the scheduler has not been told of.
+        self._untold: Counter[tuple[str, str]] = Counter()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,7 +76,7 @@ class HttpApp:
             status, headers, body = await self._route(scope, receive)
             self.counts["ok"] += 1
         except HttpError as error:
-            self.counts[error.reason] += 1
+            self._count(scope["path"], error)
             # The rest of the body was not read: the connection cannot be used again.
             close = [(b"connection", b"close")] if error.reason == "too_large" else []
             status, headers, body = error.answer(*close)
@@ -80,12 +85,33 @@ class HttpApp:
             self.counts["client_gone"] += 1
             raise
         except Exception:
-            self.counts["internal"] += 1
             log.exception("request failed path=%r", scope.get("path"))
-            status, headers, body = HttpError("internal", INTERNAL).answer()
+            error = HttpError("internal", INTERNAL)
+            self._count(scope["path"], error)
+            status, headers, body = error.answer()
         headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    def _count(self, path: str, error: HttpError) -> None:
+        self.counts[error.reason] += 1
+        if error.is_counted:
+            return
+        if not self._untold:
+            asyncio.get_running_loop().call_later(REPORT_AFTER_S, self._report)
+        found = _MODEL.search(path) or _PLAIN.search(path)
+        client = self._client_source()
+        is_tenant = found is not None and client is not None and found[1] in client.directory
+        self._untold[found[1] if is_tenant else "", error.reason] += 1
+
+    def _report(self) -> None:
+        """At most tenants times reasons entries, once in `REPORT_AFTER_S`."""
+        client = self._client_source()
+        refused = [Refused(*key, count) for key, count in self._untold.items()]
+        if client is not None and client.report(refused):
+            self._untold.clear()
+        else:
+            asyncio.get_running_loop().call_later(REPORT_AFTER_S, self._report)
 
     async def _route(self, scope: Message, receive: Receive) -> Answer:
         path: str = scope["path"]
@@ -143,10 +169,12 @@ class HttpApp:
         try:
             result = await self._client().infer(info.name, inputs, budget_ns, priority)
         except InferError as error:
-            raise HttpError(error.reason, error.message, error.retry_after_ns) from None
+            raise _as_http(error) from None
         except asyncio.CancelledError:
             if watch.is_client_gone():
-                raise HttpError("client_gone", "the client is gone") from None
+                gone = HttpError("client_gone", "the client is gone")
+                gone.is_counted = True  # as cancelled
+                raise gone from None
             raise
         finally:
             watch.stop()
@@ -239,7 +267,7 @@ class HttpApp:
         try:
             return await self._client().ask(what)
         except InferError as error:
-            raise HttpError(error.reason, error.message, error.retry_after_ns) from None
+            raise _as_http(error) from None
 
 
 _MODEL: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/(infer|ready|config))?")
@@ -341,6 +369,12 @@ def _check_ready(info: TenantInfo) -> TenantInfo:
         why = f": {info.reason}" if info.reason else ""
         raise HttpError(info.state, f"tenant {info.name!r} is {info.state}{why}")
     return info
+
+
+def _as_http(error: InferError) -> HttpError:
+    made = HttpError(error.reason, error.message, error.retry_after_ns)
+    made.is_counted = error.is_counted
+    return made
 
 
 def _too_large(limit: int) -> HttpError:

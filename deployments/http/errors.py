@@ -60,6 +60,8 @@ class HttpError(Exception):
         super().__init__(message)
         self.reason: str = str(reason.value) if isinstance(reason, Enum) else reason
         self.retry_after_ns = retry_after_ns
+        #: Answered by the scheduler, which then counted it.
+        self.is_counted = False
 
     @property
     def status(self) -> int:

@@ -30,6 +30,7 @@ from coissue.deployments.channel.frames import (
     Hello,
     Infer,
     PortInfo,
+    Refused,
     TenantInfo,
     TensorRef,
     frame_buffers,
@@ -63,6 +64,7 @@ class Adder:
         self.held: dict = {}
         self.cancelled: list[int] = []
         self.seen: list = []
+        self.refused: list = []
         self.changed = asyncio.Event()
 
     def directory(self):
@@ -84,6 +86,10 @@ class Adder:
         self.cancelled.append(handle)
         _, reply = self.held.pop(handle)
         reply(Answer(reason="cancelled", message="withdrawn"))
+        self.changed.set()
+
+    def count_refused(self, refused):
+        self.refused.append(refused)
         self.changed.set()
 
     def ask(self, what):
@@ -291,6 +297,26 @@ def test_ask(run, folder):
                 with pytest.raises(InferError, match=what) as error:
                     await pair.client.ask(what)
                 assert error.value.reason == reason
+
+    run(main())
+
+
+def test_refusals_of_replicas_and_of_the_server_are_counted(run, folder):
+    async def main():
+        async with Pair(Endpoint(path=str(folder / "s"))) as pair:
+            told = [Refused(f"t{number}", "malformed", number) for number in range(300)]
+            assert pair.client.report(told)
+            with pytest.raises(InferError) as error:
+                await pair.client.infer("new", inputs(1))
+            await pair.backend.until(lambda: len(pair.backend.refused) == 301)
+            assert pair.backend.refused == [*told, ("new", error.value.reason, 1)]
+            assert error.value.is_counted
+            with pytest.raises(InferError) as error:
+                await pair.client.infer("add", {})
+            assert not error.value.is_counted
+            await pair.server.stop()
+            await pair.client._connection.lost
+            assert not pair.client.report(told)
 
     run(main())
 

@@ -61,6 +61,8 @@ class FakeClient:
         #: Never answers if set.
         self.stuck = False
         self.cancelled = 0
+        #: What it was told of refusals.
+        self.reported = []
         self.told = {"status": b'{"policy": "space_time"}', "metrics": b"coissue_x 1\n"}
 
     async def infer(self, name, inputs, budget_ns=None, priority=0):
@@ -83,6 +85,10 @@ class FakeClient:
             for port in info.outputs
         }
         return InferResult(outputs, 0, 0, 1)
+
+    def report(self, refused):
+        self.reported += refused if self.is_connected else []
+        return self.is_connected
 
     async def ask(self, what):
         if not self.is_connected:

@@ -505,6 +505,30 @@ def test_metrics_come_from_the_scheduler(server):
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
+def test_refusals_are_reported_once_with_the_tenant(server, monkeypatch):
+    monkeypatch.setattr("coissue.deployments.http.app.REPORT_AFTER_S", 0.01)
+    counted = InferError("deadline", "too late")
+    counted.is_counted = True
+
+    async def main():
+        for path in ("/tenants/m", INFER, "/tenants/made-up", "/nope"):
+            await drive(server.app, "POST", path, b"{")
+        server.client.error = counted
+        await drive(server.app, "POST", INFER, json.dumps(GOOD).encode())
+        server.client.is_connected = False
+        await asyncio.sleep(0.05)
+        assert server.client.reported == []
+        server.client.is_connected = True
+        while not server.client.reported:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+    assert sorted(server.client.reported) == [
+        ("", "unknown_route", 1), ("", "unknown_tenant", 1), ("m", "malformed", 2),
+    ]  # fmt: skip
+
+
 def test_lifespan_and_websocket():
     app = HttpApp(FakeClient, HttpSettings())
 
