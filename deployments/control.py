@@ -13,9 +13,8 @@ import contextlib
 import json
 import logging
 import os
-import shutil
+import signal
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,14 @@ from ray import serve
 
 from coissue.deployments.actor import start_scheduler
 from coissue.deployments.discovery import BLIND, CONTROL, FAILED_PREFIX
+from coissue.deployments.run_dir import RunDir, sweep_run_dirs
 from coissue.deployments.settings import AppSettings, TenantSettings
 
 logger = logging.getLogger("coissue.control")
 RECONCILE_SECONDS = 0.5
-#: Folders with the socket and the captured programs of one control process.
-RUN_PREFIX = "coissue-run-"
+STOP_SECONDS = 5
+#: A tenant that the scheduler did not survive attaching so many times is failed.
+ATTACH_TRIES = 2
 
 
 @dataclass(slots=True)
@@ -44,19 +45,12 @@ class Wanted:
     reason: str = ""
     #: Folder of the captured program; stays for re-attaching.
     artifact: str = ""
+    #: Attaches begun since the last that ended.
+    tries: int = 0
 
 
 class TenantFailed(Exception):
     """A tenant cannot be served; the message is for its team."""
-
-
-def sweep_run_dirs() -> None:
-    """Remove the folders of control processes that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(RUN_PREFIX + "*"):
-        with contextlib.suppress(OSError, ValueError):
-            owner = int((folder / "owner").read_text())
-            if folder.stat().st_uid == os.getuid() and not Path(f"/proc/{owner}").exists():
-                shutil.rmtree(folder)
 
 
 class Captures:
@@ -100,6 +94,7 @@ class Captures:
             sys.executable, "-m", "coissue.deployments.capture", "--serve",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
         )  # fmt: skip
         self._reader = asyncio.ensure_future(self._read(self._server))
 
@@ -109,13 +104,14 @@ class Captures:
             if future := self._open.pop(answer["folder"], None):
                 future.set_result(answer)
         code = await server.wait()
-        for future in self._open.values():
+        for future in filter(lambda f: not f.done(), self._open.values()):
             future.set_result({"error": f"the capture server ended: {code}"})
         self._open.clear()
 
     def stop(self) -> None:
+        """End the server and all its jobs, which are in its process group."""
         if self._server is not None and self._server.returncode is None:
-            self._server.kill()
+            os.killpg(self._server.pid, signal.SIGKILL)
 
 
 @serve.deployment(name=CONTROL, num_replicas=1, max_ongoing_requests=64, ray_actor_options=BLIND)
@@ -123,24 +119,24 @@ class Control:
     """Owns the scheduler actor and the tenants' states."""
 
     async def __init__(self, settings: dict[str, Any]) -> None:
+        self._run_dir: RunDir | None = None  # nothing to take down before it is there
         self._settings = AppSettings.model_validate(settings)
         sweep_run_dirs()
-        self._run_dir = Path(tempfile.mkdtemp(prefix=RUN_PREFIX))
-        (self._run_dir / "owner").write_text(str(os.getpid()))
+        self._run_dir = RunDir()
         self._wanted = {tenant.name: Wanted(tenant) for tenant in self._settings.tenants}
         self._scheduler: Any = None
         self._epoch = 0
-        self._captures = Captures(self._run_dir)
-        self._tasks = [asyncio.ensure_future(self._capture(w)) for w in self._wanted.values()]
+        self._captures = Captures(self._run_dir.path)
+        self._capturing = asyncio.ensure_future(self._capture_all())
         self._loop = asyncio.ensure_future(self._reconcile_forever())
-
-    async def states(self) -> dict[str, tuple[str, str]]:
-        """tenant -> (state, reason)."""
-        return {name: (wanted.state, wanted.reason) for name, wanted in self._wanted.items()}
 
     def check_health(self) -> None:
         if self._loop.done():
             raise RuntimeError(f"the reconcile loop ended: {self._loop}")
+
+    async def _capture_all(self) -> None:
+        await asyncio.gather(*map(self._capture, self._wanted.values()))
+        self._captures.stop()  # it holds torch: a quarter of a gigabyte
 
     async def _capture(self, wanted: Wanted) -> None:
         try:
@@ -148,6 +144,8 @@ class Control:
             wanted.state = "captured"
         except TenantFailed as error:
             await self._fail(wanted, str(error))
+        except OSError as error:
+            await self._fail(wanted, f"capture failed: {error}")
 
     async def _fail(self, wanted: Wanted, reason: str) -> None:
         wanted.state, wanted.reason = "failed", reason
@@ -159,9 +157,11 @@ class Control:
         )
 
     async def _announce(self, wanted: Wanted) -> None:
+        """To a scheduler that does not serve the tenant."""
         if self._scheduler is not None:
+            state = "failed" if wanted.state == "failed" else "loading"
             await self._scheduler.announce.remote(
-                wanted.settings.model_dump(), wanted.state, wanted.reason
+                wanted.settings.model_dump(), state, wanted.reason
             )
 
     async def _reconcile_forever(self) -> None:
@@ -169,14 +169,14 @@ class Control:
             try:
                 await self._reconcile()
             except ray.exceptions.RayError as error:
-                logger.warning("scheduler not reachable: %s", type(error).__name__)
+                logger.warning("scheduler not reachable: %s", " ".join(str(error).split()))
                 self._scheduler = None
             await asyncio.sleep(RECONCILE_SECONDS)
 
     async def _reconcile(self) -> None:
         if self._scheduler is None:
             self._scheduler = start_scheduler(
-                self._settings.model_dump(mode="json"), str(self._run_dir)
+                self._settings.model_dump(mode="json"), str(self._run_dir.path)
             )
         epoch, attached = await self._scheduler.attached.remote()
         if epoch != self._epoch:
@@ -184,30 +184,42 @@ class Control:
             for wanted in self._wanted.values():
                 await self._announce(wanted)
         for name, wanted in self._wanted.items():
-            if wanted.artifact and attached.get(name) != wanted.version:
+            missing = attached.get(name) != wanted.version
+            if missing and wanted.artifact and wanted.state != "failed":
                 await self._attach(wanted)
 
     async def _attach(self, wanted: Wanted) -> None:
-        if wanted.state == "failed":
+        """Raises `RayError` when the scheduler dies meanwhile."""
+        if wanted.tries >= ATTACH_TRIES:
+            await self._fail(wanted, f"the scheduler died {wanted.tries} times attaching it")
             return
-        error = await self._scheduler.attach.remote(
-            wanted.settings.model_dump(), wanted.version, wanted.artifact
-        )
+        wanted.tries += 1
+        try:
+            error = await self._scheduler.attach.remote(
+                wanted.settings.model_dump(), wanted.version, wanted.artifact
+            )
+        except ray.exceptions.RayTaskError as bug:
+            error = f"attach failed: {type(bug.cause).__name__}: {bug.cause}"
+        wanted.tries = 0
         if error:
             await self._fail(wanted, error)
         else:
             wanted.state, wanted.reason = "ready", ""
 
     async def __del__(self) -> None:
+        if self._run_dir is None:
+            return
         self._loop.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._capturing.cancel()
         self._captures.stop()
         if self._scheduler is not None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                await asyncio.wait_for(self._scheduler.stop.remote(), 5)
-            ray.kill(self._scheduler)
-        shutil.rmtree(self._run_dir, ignore_errors=True)
+            # A scheduler that died or hangs must not keep the folder.
+            with contextlib.suppress(ray.exceptions.RayError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._scheduler.stop.remote(), STOP_SECONDS)
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                ray.kill(self._scheduler)
+        self._run_dir.remove()
+        self._run_dir = None
 
 
 @serve.deployment(num_replicas=1, max_constructor_retry_count=1, ray_actor_options=BLIND)

@@ -6,6 +6,7 @@ Imports neither torch nor ray at the top: replicas, the command line and tests a
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 NAMESPACE = "coissue"
@@ -13,7 +14,7 @@ CONTROL = "Control"
 POOL = "Pool"
 #: Tenants that failed show as Serve applications of this prefix, so `serve status` tells why.
 FAILED_PREFIX = "tenant-"
-#: Set on every node before Ray starts. HAProxy binds to all interfaces: firewall an open host.
+#: Set on every node before Ray starts. HAProxy shows statistics on all interfaces, see below.
 #: The access log is switched off in the YAML, because its buffered flushes cost 20 ms at p99.
 SERVE_FLAGS = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -22,6 +23,9 @@ SERVE_FLAGS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
 }
+#: HAProxy's statistics for people and Prometheus. It shares a port in use silently with the owner,
+#: so a second instance on a machine takes free ones.
+HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_METRICS_PORT": 9101, "RAY_SERVE_HAPROXY_STATS_PORT": 8404}
 #: With num_gpus=0 Ray leaves every GPU visible: a replica must not open a context of its own.
 BLIND = {"num_cpus": 0.1, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}}
 
@@ -34,6 +38,20 @@ def apply_serve_flags() -> None:
     """Put the flags into this process's environment, for the Ray that it starts."""
     for name, value in SERVE_FLAGS.items():
         os.environ.setdefault(name, value)
+    for name, port in HAPROXY_PORTS.items():
+        if name not in os.environ:
+            os.environ[name] = str(find_port(port) or find_port(0))
+
+
+def find_port(port: int) -> int:
+    """The port if nobody listens on it, or else 0; for port 0 a free one."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return 0
+        return int(probe.getsockname()[1])
 
 
 async def find_endpoint(device_index: int = 0) -> Any:

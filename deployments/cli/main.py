@@ -49,15 +49,22 @@ def validate(file: ConfigFile) -> None:
 def up(
     file: ConfigFile,
     haproxy: Annotated[
-        bool, typer.Option(help="HAProxy in front (fast, but listens on all interfaces).")
+        bool, typer.Option(help="HAProxy in front (fast; its statistics are open to all).")
     ] = True,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RAY_ADDRESS",
+            help="A Ray cluster that runs already; without it, `up` starts a Ray of its own.",
+        ),
+    ] = None,
 ) -> None:
     """Serve a config in the foreground until Ctrl-C."""
     config, settings = load(file)
     from coissue.deployments.cli.up import UpError, serve_until_interrupted
 
     try:
-        serve_until_interrupted(config, settings, haproxy=haproxy, console=console)
+        serve_until_interrupted(config, settings, haproxy=haproxy, address=address, console=console)
     except UpError as error:
         fail(str(error))
 
@@ -95,7 +102,8 @@ def fetch_status(url: str, timeout_s: float = 5.0) -> dict[str, Any]:
 
 
 def status_table(tenants: list[dict[str, Any]]) -> Table:
-    table = Table("tenant", "version", "state", "SLO class", "deadline", "reason")
+    table = Table("tenant", "version", "state", "SLO class", "deadline")
+    table.add_column("reason", overflow="fold")
     for tenant in tenants:
         state = str(tenant.get("state", ""))
         color = COLORS.get(state, "yellow")

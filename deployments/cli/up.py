@@ -1,4 +1,4 @@
-"""`coissue up`: a local Ray if none is there, the config deployed, progress, and the way back."""
+"""`coissue up`: a Ray of its own or a given one, the config deployed, progress, the way back."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ from rich.live import Live
 
 from coissue.deployments.cli.main import fetch_status, status_table
 from coissue.deployments.config_file import IMPORT_PATH, ServeConfig
-from coissue.deployments.discovery import FAILED_PREFIX, apply_serve_flags
+from coissue.deployments.discovery import (
+    FAILED_PREFIX,
+    HAPROXY_PORTS,
+    apply_serve_flags,
+    find_port,
+)
+from coissue.deployments.run_dir import sweep_run_dirs
 from coissue.deployments.settings import AppSettings
 
 POLL_S: Final = 0.5
+STOP_S: Final = 60.0
+CONTROLLER: Final = "SERVE_CONTROLLER_ACTOR"
 
 
 class UpError(Exception):
@@ -28,21 +36,29 @@ class UpError(Exception):
 
 
 def serve_until_interrupted(
-    config: dict[str, Any], settings: AppSettings, *, haproxy: bool, console: Console
+    config: dict[str, Any],
+    settings: AppSettings,
+    *,
+    haproxy: bool,
+    address: str | None,
+    console: Console,
 ) -> None:
+    port = ServeConfig.model_validate(config).http_options.port
+    if address is None and not find_port(port):
+        raise UpError(f"http_options.port: something listens on port {port} already")
     if haproxy:
         apply_serve_flags()
-    with _interruptible() as interrupted, _ray(console), _deployed(config):
+    with _interruptible() as interrupted, _ray(address, console) as ray_url, _deployed(config):
         base = _base_url(config)
         if haproxy:
-            port = ServeConfig.model_validate(config).http_options.port
+            ports = " and ".join(os.environ[name] for name in HAPROXY_PORTS)
             console.print(
-                f"HAProxy listens on port {port} of [bold]all interfaces[/bold], whatever host "
-                "says: close it in the firewall of an open machine, or use --no-haproxy.",
+                f"HAProxy shows its statistics on ports {ports} of [bold]all interfaces[/bold]: "
+                "close them in the firewall of an open machine, or use --no-haproxy.",
                 highlight=False,
             )
         if _show_progress(base, config, settings, console, interrupted):
-            _print_urls(base, settings, console)
+            _print_urls(base, ray_url, settings, console)
             interrupted.wait()
         console.print("Shutting down.")
 
@@ -67,33 +83,39 @@ def _interruptible() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def _ray(console: Console) -> Iterator[None]:
-    """Connected to the Ray of this machine, or to one of our own that ends with us."""
+def _ray(address: str | None, console: Console) -> Iterator[str]:
+    """Connected to the Ray at `address`, or to one of our own that ends with us. Its dashboard."""
     import ray
+    import ray.serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     # Tenants' factories are imported from where the command is run.
     here = os.getcwd()
     sys.path.insert(0, here)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    options: dict[str, Any] = {} if address else {"dashboard_host": "127.0.0.1"}
+    console.print(
+        f"Using the Ray at {address}, with the flags that it was started with."
+        if address
+        else "Starting Ray on this machine."
+    )
+    on_terminate = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address="auto", namespace="serve", log_to_driver=False, logging_level=logging.ERROR
-        )
-        console.print("Using the Ray that runs here, with the flags that it was started with.")
-    except ConnectionError:
-        console.print("Starting Ray on this machine.")
-        ray.init(
-            address="local",
+        context = ray.init(
+            address=address or "local",
             namespace="serve",
             log_to_driver=False,
             logging_level=logging.ERROR,
-            dashboard_host="127.0.0.1",
+            **options,
         )
+    except ConnectionError as error:
+        raise UpError(f"no Ray at {address}: {' '.join(str(error).split())}") from None
+    signal.signal(signal.SIGTERM, on_terminate)  # Ray took it
     try:
-        yield
+        yield f"http://{context.dashboard_url}" if context.dashboard_url else ""
     finally:
         ray.shutdown()
+        sweep_run_dirs()
 
 
 @contextlib.contextmanager
@@ -113,7 +135,7 @@ def _deployed(config: dict[str, Any]) -> Iterator[None]:
         path = ".".join(map(str, first["loc"]))
         raise UpError(f"{path}: {first['msg']}") from None
     try:
-        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+        ray.get_actor(CONTROLLER, namespace="serve")
         ran_before = True
     except ValueError:
         ran_before = False
@@ -132,7 +154,21 @@ def _deployed(config: dict[str, Any]) -> Iterator[None]:
                 if name in ours or name.startswith(FAILED_PREFIX):
                     serve.delete(name)
         else:
-            serve.shutdown()
+            _stop_serve()
+
+
+def _stop_serve() -> None:
+    """As `serve.shutdown`, which waits in a call that the end of the controller fails: Ray prints
+    such a failure as an error."""
+    import ray
+
+    with contextlib.suppress(ValueError, ray.exceptions.RayActorError):
+        controller = ray.get_actor(CONTROLLER, namespace="serve")
+        ray.get(controller.graceful_shutdown.remote(wait=False), timeout=STOP_S)
+        until = time.monotonic() + STOP_S
+        while time.monotonic() < until:
+            time.sleep(0.1)
+            ray.get_actor(CONTROLLER, namespace="serve")
 
 
 def _show_progress(
@@ -186,7 +222,7 @@ def _base_url(config: dict[str, Any]) -> str:
     return f"http://{host}:{serve.http_options.port}{prefix}"
 
 
-def _print_urls(base: str, settings: AppSettings, console: Console) -> None:
+def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console) -> None:
     name = settings.tenants[0].name
     console.print()
     for text, url in (
@@ -194,6 +230,7 @@ def _print_urls(base: str, settings: AppSettings, console: Console) -> None:
         ("Open Inference Protocol", f"POST {base}/v2/models/{name}/infer"),
         ("status", f"{base}/status"),
         ("metrics", f"{base}/metrics"),
+        ("in Ray's words", f"serve status -a {ray_url}" if ray_url else "serve status"),
     ):
-        console.print(f"{text:>24}  {url}", highlight=False)
+        console.print(f"{text:>24}  {url}", highlight=False, soft_wrap=True)
     console.print("Ctrl-C ends it.")
