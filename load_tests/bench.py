@@ -29,7 +29,13 @@ from load_tests import results, wrk
 from load_tests.client import Payload, Shot, run_load
 from load_tests.demo.data import ROOT
 from load_tests.goodput import P99_MS_LIMIT, Probe, Target, compare, measure
-from load_tests.hosted import Hosted, HostFailed, find_free_port, wait_ready
+from load_tests.hosted import (
+    Hosted,
+    HostFailed,
+    find_free_port,
+    interrupt_on_signals,
+    wait_ready,
+)
 from load_tests.parity import models, stock_serve
 
 CONFIGS = ROOT / "configs"
@@ -259,6 +265,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     console, args = Console(), parser.parse_args()
     os.chdir(ROOT)
+    interrupt_on_signals()
     failures = 0
     for part in args.only.split(","):
         console.print(f"[bold]{part}[/bold]")

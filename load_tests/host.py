@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -128,10 +129,11 @@ def attach_head(head: int, slo: str) -> str:
 
     model = ModelSettings(factory="load_tests.parity.models:backbone", kwargs={"head": head})
     tenant = TenantSettings(name=f"head-{head}", model=model, slo=slo)
-    captures = Captures(Path(tempfile.mkdtemp(prefix="coissue-extra-")))
-    folder = LOOP.run_until_complete(captures.capture(tenant, 1))
-    captures.stop()
-    error = ray.get(find_scheduler().attach.remote(tenant.model_dump(), 1, folder))
+    with tempfile.TemporaryDirectory(prefix="coissue-extra-") as folder:
+        captures = Captures(Path(folder))
+        artifact = LOOP.run_until_complete(captures.capture(tenant, 1))
+        captures.stop()
+        error = ray.get(find_scheduler().attach.remote(tenant.model_dump(), 1, artifact))
     if error:
         raise RuntimeError(error)
     return tenant.name
@@ -174,6 +176,7 @@ def main() -> None:
     parser.add_argument("--stock", type=int, default=0, help="stock Serve replicas")
     parser.add_argument("--empty", action="store_true", help="an empty Serve deployment")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--folder", type=Path, help="removed at the end")
     args = parser.parse_args()
     out = take_stdout()
     asyncio.set_event_loop(LOOP)
@@ -189,6 +192,8 @@ def main() -> None:
         raise
     finally:
         stop()
+        if args.folder is not None:
+            shutil.rmtree(args.folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ class Hosted:
         self._arguments += ["--config", str(config)] if config else []
         self._arguments += ["--empty"] if empty else []
         self._folder = Path(tempfile.mkdtemp(prefix="coissue-load-"))
+        self._arguments += ["--folder", str(self._folder)]
         self._child: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Hosted:
@@ -205,14 +206,23 @@ def check_port_free(port: int) -> None:
             raise HostFailed(f"port {port} is in use: stop what listens there, or give --port")
 
 
+def interrupt_on_signals() -> None:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt, also in a background job, where shells ignore
+    Ctrl-C."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+
+
 @contextlib.contextmanager
 def keep_from_interrupts() -> Iterator[None]:
     """A second Ctrl-C must not cut the shutdown short."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 # --- processes, by /proc ----------------------------------------------------------------------

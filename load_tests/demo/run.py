@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -24,7 +23,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from load_tests.client import Answer, LoadResult, Schedule, Shot, percentile, run_load
 from load_tests.demo import data, report, traffic, train
-from load_tests.hosted import Hosted, HostFailed, wait_ready
+from load_tests.hosted import Hosted, HostFailed, interrupt_on_signals, wait_ready
 
 CONFIG = data.ROOT / "configs" / "demo.yaml"
 OUT = data.ROOT / "out"
@@ -181,7 +180,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=TURN_SECONDS, help="of each of the turns")
     console = Console()
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    interrupt_on_signals()
     try:
         return run(console, args)
     except KeyboardInterrupt:
