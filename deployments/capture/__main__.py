@@ -20,8 +20,6 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-import pydantic
-
 from coissue.deployments.capture.artifact import CaptureError, CaptureJob
 
 #: The exit status of a model that cannot be captured, whatever the reason.
@@ -33,7 +31,7 @@ SECONDS_MAX = 600
 def main(job_file: str, folder: str) -> tuple[int, dict[str, Any]]:
     """Returns the exit status and the line for the caller."""
     try:
-        job = CaptureJob.model_validate_json(Path(job_file).read_text())
+        job = read_job(Path(job_file))
         # Here, not above: an environment whose torch does not import gets a sentence too.
         from coissue.deployments.capture.pipeline import capture
 
@@ -41,10 +39,6 @@ def main(job_file: str, folder: str) -> tuple[int, dict[str, Any]]:
         artifact.save(Path(folder))
     except CaptureError as error:
         return REFUSED, {"error": str(error), "op": error.op, "where": error.where}
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(str(part) for part in first["loc"])
-        return REFUSED, {"error": f"{path}: {first['msg']}", "op": "", "where": ""}
     except Exception as error:
         traceback.print_exc()
         text = f"capture failed: {type(error).__name__}: {error}"
@@ -76,6 +70,8 @@ def serve(lines: TextIO, answers: int) -> None:
         job = json.loads(line)
         if os.fork() == 0:
             supervise(job["job"], job["folder"], answers)
+    if os.getpgrp() == os.getpid():  # the caller is gone: so are its jobs
+        os.killpg(0, signal.SIGKILL)
 
 
 def supervise(job_file: str, folder: str, answers: int) -> None:
@@ -99,6 +95,15 @@ def supervise(job_file: str, folder: str, answers: int) -> None:
     line = {**json.loads(told), "folder": folder}
     os.write(answers, json.dumps(line).encode() + b"\n")
     os._exit(0)
+
+
+def read_job(path: Path) -> CaptureJob:
+    try:
+        return CaptureJob.model_validate_json(path.read_text())
+    except ValueError as error:  # pydantic's: its first complaint, with the path of the key
+        first = error.errors()[0]  # type: ignore[attr-defined]
+        keys = ".".join(str(part) for part in first["loc"])
+        raise CaptureError(f"{keys}: {first['msg']}") from error
 
 
 if __name__ == "__main__":

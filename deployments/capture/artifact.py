@@ -48,7 +48,7 @@ class CaptureError(Exception):
     def __str__(self) -> str:
         spots = [f"op {self.op}"] if self.op else []
         spots += [f"in module {self.where!r}"] if self.where else []
-        return self.args[0] + (f" ({', '.join(spots)})" if spots else "")
+        return str(self.args[0]) + (f" ({', '.join(spots)})" if spots else "")
 
 
 class CaptureJob(Settings):
@@ -81,7 +81,7 @@ class Artifact:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "program.msgpack").write_bytes(encode_program(self.program))
         save_file(self.weights, folder / "weights.safetensors")
-        arrays = {}
+        arrays: dict[str, np.ndarray] = {}
         for case, reference in enumerate(self.references):
             arrays |= {f"in.{case}.{name}": array for name, array in reference.inputs.items()}
             arrays |= {f"out.{case}.{name}": array for name, array in reference.outputs.items()}

@@ -324,9 +324,8 @@ def _is_zeros(node: Any) -> bool:
     while isinstance(node, Node):
         if str(node.target).startswith(ZEROS):
             return True
-        is_full = str(node.target).startswith(("aten.full", "aten.new_full"))
-        if is_full:
-            return node.args[-1] == 0
+        if str(node.target).startswith(("aten.full", "aten.new_full")):
+            return bool(node.args[-1] == 0)
         if not str(node.target).startswith(("aten.expand", "aten.view", "aten._to_copy")):
             return False
         node = node.args[0]

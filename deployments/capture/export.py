@@ -145,13 +145,14 @@ def _decompose(
     program: ExportedProgram, table: dict[Any, Callable[..., Any]], module: Flat | None
 ) -> ExportedProgram:
     try:
-        return program.run_decompositions(table)
+        decomposed: ExportedProgram = program.run_decompositions(table)
+        return decomposed
     except Exception as error:
         raise _explain(error, module) from error
 
 
-def _find_rule(op: Any) -> Callable[..., Any] | None:
-    """How to write an op by simpler ones, if torch knows."""
+def _find_rule(op: Any) -> Any:
+    """The function that writes an op by simpler ones, or None if torch has none."""
     if op._can_decompose():
         return _get_decomp_for_cia(op)
     return get_decompositions([op]).get(op)

@@ -290,7 +290,8 @@ def _convert_call(builder: Builder, node: Node) -> Result:
     opaque = find_opaque(target)
     if opaque is not None:
         return _convert_opaque(builder, node, opaque)
-    return _fold(builder, node)
+    _fold(builder, node)
+    return None
 
 
 def bind(target: torch._ops.OpOverload, node: Node) -> Args:
@@ -318,8 +319,11 @@ def _fold(builder: Builder, node: Node) -> None:
     """An op over constants and fixed sizes is run now; its answer is a constant."""
     leaves = node.all_input_nodes
     outputs = node.meta.get("val")
-    whole = isinstance(outputs, torch.Tensor) and all(isinstance(n, int) for n in outputs.shape)
-    if not whole or not all(leaf in builder.constants for leaf in leaves):
+    if not isinstance(outputs, torch.Tensor) or not all(
+        isinstance(size, int) for size in outputs.shape
+    ):
+        raise builder.error("this op is not served")
+    if not all(leaf in builder.constants for leaf in leaves):
         raise builder.error("this op is not served")
     if outputs.numel() > FOLDED_ELEMENTS_MAX:
         raise builder.error("a constant this large must be a parameter or a buffer")
@@ -367,7 +371,7 @@ def _find_outputs(
     ]
     if len(found) != len(names):
         raise CaptureError(f"the module has {len(found)} outputs, its names are {list(names)}")
-    results = []
+    results: list[tuple[str, int]] = []
     for name, node in zip(names, found, strict=True):
         value = builder.value(node)
         if value in [result for _, result in results] or value not in builder.makers:
@@ -399,10 +403,15 @@ def _finish(
         arrays.setdefault(digest, array)
         weights.append(Weight(label, renamed[value], digest))
     ops = tuple(
-        Op(op.name, *(tuple(renamed[v] for v in side) for side in (op.inputs, op.outputs)),
-           op.attrs, op.where)
+        Op(
+            name=op.name,
+            inputs=tuple(renamed[value] for value in op.inputs),
+            outputs=tuple(renamed[value] for value in op.outputs),
+            attrs=op.attrs,
+            where=op.where,
+        )
         for op in reversed(kept)
-    )  # fmt: skip
+    )
     program = Program(
         name=name,
         types=tuple(builder.types[value] for value in order),

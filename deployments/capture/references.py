@@ -53,7 +53,7 @@ def _draw(
     if sample.is_floating_point():
         values = sample.flatten()
         spread = torch.randn(len(values), generator=generator).to(sample.dtype)
-        values = values if values.unique().numel() > 1 else values + spread
+        values = values if bool((values != values[0]).any()) else values + spread
         return values[torch.randint(len(values), shape, generator=generator)]
     numbers = sample.to(torch.int64)
     low, high = min(0, int(numbers.min())), int(numbers.max())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
@@ -25,7 +24,7 @@ class Symbols:
     """Which of torch's symbols are R and T."""
 
     def __init__(self) -> None:
-        self.names: dict[sympy.Symbol, str] = {}
+        self.names: dict[Any, str] = {}
 
     def learn(self, name: str, shape: Sequence[Any]) -> None:
         """Takes the symbols of an input: dim 0 is R, any other symbol is T."""
@@ -52,7 +51,7 @@ class Symbols:
         if isinstance(size, int):
             return Dim(size)
         expr, powers, scale = _divided_up(size.node.expr), {"rows": 0, "tokens": 0}, 1
-        for factor, power in sympy.sympify(expr).as_powers_dict().items():
+        for factor, power in expr.as_powers_dict().items():
             if factor.is_Integer and power.is_Integer and power > 0:
                 scale *= int(factor) ** int(power)
             elif factor in self.names and power.is_Integer and power > 0:
@@ -61,8 +60,8 @@ class Symbols:
                 raise ValueError(self.describe(expr))
         return Dim(scale, **powers)
 
-    def describe(self, expr: sympy.Expr) -> str:
-        letters = {symbol: sympy.Symbol(axis) for symbol, axis in self.names.items()}
+    def describe(self, expr: Any) -> str:
+        letters = {symbol: symbol.func(axis) for symbol, axis in self.names.items()}
         return str(expr.subs(letters))
 
     def type_of(self, tensor: torch.Tensor) -> Type:
@@ -71,12 +70,12 @@ class Symbols:
         return Type(tuple(self.dim(size) for size in tensor.shape), DTYPES[tensor.dtype])
 
 
-def _divided_up(expr: sympy.Expr) -> sympy.Expr:
+def _divided_up(expr: Any) -> Any:
     """(q d + d - 1) // d, which is how torch sizes a range of step d, is q."""
     if not isinstance(expr, FloorDiv):
         return expr
     top, divisor = expr.args
-    quotient = sympy.cancel((top - divisor + 1) / divisor)
+    quotient = ((top - divisor + 1) / divisor).cancel()
     return quotient if quotient.is_polynomial() else expr
 
 

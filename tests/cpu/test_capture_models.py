@@ -85,7 +85,7 @@ def test_interpreter_answers_like_the_module(name):
     counted = Counter(op.name for op in artifact.program.ops)
     assert {op: counted[op] for op in ops} == ops
     source = load_source(settings(name, **kwargs))
-    for rows, tokens in SIZES:
+    for rows, tokens in SIZES if artifact.program.tokens_limit else SIZES[1:2]:
         compare_at(artifact, source, rows, tokens)
 
 
