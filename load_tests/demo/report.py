@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 #: The table is wider than a pipe's default 80 columns.
-WIDTH = 132
+WIDTH = 148
 
 
 def read_deadlines() -> dict[str, float]:
