@@ -24,7 +24,7 @@ from coissue.deployments.channel.frames import PortInfo, TenantInfo
 from coissue.deployments.executor import Costs, ServedProgram
 from coissue.deployments.settings import SloClass, TenantSettings
 from coissue.kernels.cost import estimate, estimate_program
-from coissue.kernels.cpu.border import Arrival, Border, Reader, enter
+from coissue.kernels.cpu.border import Arrival, Border, Reader, enter, to_tensor
 from coissue.kernels.cpu.device import (
     CpuDevice,
     DeviceSegment,
@@ -97,7 +97,8 @@ class Attacher:
         digests = [weight.digest for weight in artifact.program.weights]
         before = self._attached.get(tenant.name)
         try:
-            self._on_device(lambda: self._device.load_weights(artifact.weights))
+            tensors = {digest: to_tensor(array) for digest, array in artifact.weights.items()}
+            self._on_device(lambda: self._device.load_weights(tensors))
         except DeviceMemoryError as error:
             raise AttachError(f"limits: {error}") from None
         try:

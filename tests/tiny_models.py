@@ -59,5 +59,27 @@ def slow(layers: int = 12, width: int = 1024):
     return nn.Sequential(*stack), {"input": torch.randn(2, width)}
 
 
+def half(seed: int = 0):
+    """bf16 throughout."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    return model.to(torch.bfloat16), {"input": torch.randn(3, 16).to(torch.bfloat16)}
+
+
 def unimportable():
     raise ImportError("the tenant's dependency is missing")
+
+
+class Decomposed(nn.Module):
+    """Its singular values are beyond the ops that are served."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, input):
+        return torch.linalg.svdvals(self.inner(input)[:, None])
+
+
+def unexportable():
+    return Decomposed(), {"input": torch.randn(2, 8)}

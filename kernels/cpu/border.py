@@ -84,13 +84,13 @@ def _join(
     if not port.packing.is_packed:
         for index in group:
             own = arrivals[index].border.inputs[place]
-            made[index][own.value] = _to_tensor(arrivals[index].arrays[own.name].copy())
+            made[index][own.value] = to_tensor(arrivals[index].arrays[own.name].copy())
         return
     parts = [
         arrivals[index].arrays[arrivals[index].border.inputs[place].name].reshape(-1, *port.rest)
         for index in group
     ]
-    tensor = _to_tensor(np.concatenate(parts))
+    tensor = to_tensor(np.concatenate(parts))
     start = 0
     for index, part in zip(group, parts, strict=True):
         stop = start + len(part)
@@ -125,7 +125,7 @@ class Reader:
     def _view(self, tensor: torch.Tensor) -> np.ndarray:
         entry = self._views.get(id(tensor))
         if entry is None:
-            entry = self._views[id(tensor)] = tensor, _to_array(tensor)
+            entry = self._views[id(tensor)] = tensor, to_array(tensor)
         return entry[1]
 
 
@@ -135,12 +135,12 @@ def _port(lowered: Lowered, name: str, value: int) -> _Port:
     return _Port(name, value, packing, rest if packing.layout is not Layout.EACH else ())
 
 
-def _to_tensor(array: np.ndarray) -> torch.Tensor:
+def to_tensor(array: np.ndarray) -> torch.Tensor:
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 
 
-def _to_array(tensor: torch.Tensor) -> np.ndarray:
+def to_array(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.uint16)
     array: np.ndarray = tensor.contiguous().numpy()

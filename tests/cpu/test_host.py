@@ -27,6 +27,8 @@ MODELS = {
     "tagger": ("tagger", {}),
     "wide": ("wide", {}),
 }
+#: Attached by single tests only.
+HALF = ("half", {})
 
 
 def make_settings(cache, models=MODELS, **scheduler) -> AppSettings:
@@ -237,6 +239,25 @@ def test_new_version_takes_over_and_detach_frees_the_weights(host, artifacts):
         host.detach(name)
     assert host.device.bytes_held == 0
     assert host.directory() == []
+
+
+def test_bf16_model_is_served_in_bits(host, tmp_path):
+    (tenant,) = make_settings(tmp_path, {"half": HALF}).tenants
+    capture(tenant.model, tenant.limits, "half").save(tmp_path / "half")
+    assert host.attach(tenant.model_dump(), 1, str(tmp_path / "half")) == ""
+    module, samples = tiny_models.half()
+
+    async def work():
+        client = await connect(host)
+        bits = samples["input"].view(torch.uint16).numpy()
+        answer = await client.infer("half", {"input": bits})
+        await client.close()
+        return answer.outputs["output"]
+
+    with torch.inference_mode():
+        want = module(samples["input"]).float()
+    got = torch.from_numpy(run(work()).copy()).view(torch.bfloat16).float()
+    torch.testing.assert_close(got, want, rtol=0.04, atol=0.04)
 
 
 def test_policies_can_be_switched_under_load(host):
