@@ -5,7 +5,7 @@ long as the launch, as predicted for all of them together, (a) stays within `pre
 (b) lets every member be done in time that still can be, and (c) ends before the latest start of
 every other signature's head that could still be served after the lead alone. The prediction does
 not fall as members join and the limits only tighten, so the largest group is found by growing in
-steps and halving back. The lead alone is always allowed: someone must go first.
+steps and then halving the gap. The lead alone is always allowed: someone must go first.
 Holding (waiting for partners while other work keeps the device busy) would be a second answer of
 this function; it is not decided here yet: a launch is made of what is ready.
 """
@@ -87,18 +87,21 @@ def _join(
 ) -> Batch:
     alone_ns = now_ns + batch.predicted_ns
     end_ns = min(now_ns + limits.preemption_bound_ns, earliest_other(ready, queue, alone_ns))
-    step, failed = max(8, 2 * queue.group_hint), False
-    while step:
-        entries = ready.pop(queue, min(step, limits.segments - len(batch.members)), last_priority)
+    #: How many have joined, and the smallest number known not to fit.
+    joined, too_many = 0, limits.segments
+    step = max(8, 2 * queue.group_hint)
+    while joined + 1 < too_many:
+        entries = ready.pop(queue, min(step, too_many - 1 - joined), last_priority)
         if not entries:
             break
         larger = batch.grown(entries, cost, now_ns)
         if now_ns + larger.predicted_ns <= min(end_ns, larger.done_by_ns):
             batch = larger
-            step = step // 2 if failed else step * 2
+            joined += len(entries)
         else:
             ready.put_back(queue, entries)
-            step, failed = len(entries) // 2, True
+            too_many = joined + len(entries)
+        step = 2 * step if too_many == limits.segments else (too_many - joined) // 2
     return batch
 
 

@@ -244,8 +244,9 @@ class _Run:
 
     def _add_faults(self, rng: Random) -> None:
         faults, duration_ns = self._scenario.faults, self._scenario.duration_ns
-        for _ in range(faults.compile_failures):
-            at_ns, spec = rng.randrange(duration_ns), rng.choice(self._scenario.tenants).spec
+        specs = [tenant.spec for tenant in self._scenario.tenants if tenant.spec.kernels]
+        for _ in range(faults.compile_failures if specs else 0):
+            at_ns, spec = rng.randrange(duration_ns), rng.choice(specs)
             self._add(CompileFailed(at_ns, rng.choice(spec.kernels).signature, "simulated"))
             self._add(Attached(at_ns + 10 * MS, spec))
         for _ in range(faults.device_losses):

@@ -335,19 +335,25 @@ class Window:
 
     def attach(self, program: Program) -> None:
         """New requests of the name use this program; those in the window keep theirs."""
-        self.detach(program.spec.name)
-        tenant = self.tenants.setdefault(program.spec.name, Tenant(program.spec.name))
-        tenant.program = program
         for kernel in program.spec.kernels:
             users = self.weights.setdefault(kernel.signature, {})
             users[kernel.weights] = users.get(kernel.weights, 0) + 1
+        tenant = self.tenants.setdefault(program.spec.name, Tenant(program.spec.name))
+        self._drop_users(tenant.program)
+        tenant.program = program
 
     def detach(self, name: str) -> None:
         """The name takes no more requests; forgotten when its last one has ended."""
         tenant = self.tenants.get(name)
-        if tenant is None or tenant.program is None:
+        if tenant is None:
             return
-        for kernel in tenant.program.spec.kernels:
+        self._drop_users(tenant.program)
+        tenant.program = None
+        if not tenant.open:
+            del self.tenants[name]
+
+    def _drop_users(self, program: Program | None) -> None:
+        for kernel in program.spec.kernels if program else ():
             users = self.weights[kernel.signature]
             users[kernel.weights] -= 1
             if not users[kernel.weights]:
@@ -356,9 +362,6 @@ class Window:
                 del self.weights[kernel.signature]
                 self.plans.pop(kernel.signature, None)
                 self.ready.forget(kernel.signature)
-        tenant.program = None
-        if not tenant.open:
-            del self.tenants[name]
 
     def plan_states(self, program: Program) -> list[PlanState]:
         """Of the program's signatures that have no plan."""

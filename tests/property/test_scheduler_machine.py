@@ -141,6 +141,8 @@ class CoreMachine(RuleBasedStateMachine):
                 if len(command.segments) > 1:
                     assert command.predicted_ns <= self.core.limits.preemption_bound_ns
                 self.launches[command.launch] = command
+                assert self.core.device_up, "launched on a lost device"
+                assert command.signature not in self.core.window.plans, "launched without a plan"
                 running = {s.request for s in command.segments}
                 assert not running & self.outcomes.keys(), "launched after its outcome"
                 assert not running & self.freed
