@@ -272,6 +272,9 @@ def main() -> int:
         started = time.monotonic()
         try:
             found = PARTS[part](console, args)
+        except KeyboardInterrupt:
+            console.print("interrupted; everything is stopped")
+            return 130
         except (HostFailed, AssertionError, subprocess.TimeoutExpired) as error:
             console.print(f"  failed: {error}", markup=False, highlight=False, style="red")
             failures += 1
