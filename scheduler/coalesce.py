@@ -12,6 +12,7 @@ this function; it is not decided here yet: a launch is made of what is ready.
 
 from __future__ import annotations
 
+from heapq import heappop
 from typing import final
 
 from coissue.scheduler.messages import SignatureId, WeightsId
@@ -29,47 +30,48 @@ class Batch:
 
     __slots__ = ("done_by_ns", "members", "predicted_ns", "units", "weights")
 
-    def __init__(self, members: list[Kernel]) -> None:
-        self.members = members
-        self.units = 0
-        self.weights: set[WeightsId] = set()
-        self.predicted_ns = 0
+    def __init__(self, lead: Kernel, cost: CostView, now_ns: int) -> None:
+        self.members = [lead]
+        self.units = lead.units
+        self.weights: set[WeightsId] = {lead.weights}
+        self.predicted_ns = cost.predict_ns(lead.queue.signature, lead.units, 1, 1)
         #: Earliest time by which a member that is still in time must be done.
-        self.done_by_ns = _NEVER
+        self.done_by_ns = lead.done_by_ns if lead.latest_ns >= now_ns else _NEVER
 
     @property
     def signature(self) -> SignatureId:
         return self.members[0].queue.signature
 
-    def grown(self, entries: list[Entry], cost: CostView, now_ns: int) -> Batch:
-        """This batch with more members, and its prediction."""
-        joining = [entry[3] for entry in entries]
-        batch = Batch(self.members + joining)
-        batch.weights = self.weights.copy()
-        units, done_by_ns = self.units, self.done_by_ns
-        for kernel in joining:
+    def grow(self, entries: list[Entry], cost: CostView, now_ns: int, end_ns: int) -> bool:
+        """Takes the entries in if all can be done by `end_ns` and nobody misses for it."""
+        units, done_by_ns, weights = self.units, self.done_by_ns, self.weights.copy()
+        for entry in entries:
+            kernel = entry[3]
             units += kernel.units
-            batch.weights.add(kernel.weights)
+            weights.add(kernel.weights)
             if kernel.done_by_ns < done_by_ns and kernel.latest_ns >= now_ns:
                 done_by_ns = kernel.done_by_ns
-        batch.units, batch.done_by_ns = units, done_by_ns
-        signature = batch.members[0].queue.signature
-        batch.predicted_ns = cost.predict_ns(
-            signature, units, len(batch.members), len(batch.weights)
-        )
-        return batch
+        count = len(self.members) + len(entries)
+        predicted_ns = cost.predict_ns(self.signature, units, count, len(weights))
+        if now_ns + predicted_ns > min(end_ns, done_by_ns):
+            return False
+        self.members += [entry[3] for entry in entries]
+        self.units, self.done_by_ns, self.weights = units, done_by_ns, weights
+        self.predicted_ns = predicted_ns
+        return True
 
 
 def coalesce(
     lead: ReadyQueue, ready: Ready, limits: CoreLimits, cost: CostView, now_ns: int
 ) -> Batch:
     """Takes the head of `lead` and those who may join it out of the ready kernels."""
-    level = lead.heap[0][0]
-    batch = Batch([]).grown(ready.pop(lead, 1, level), cost, now_ns)
+    priority, _, _, kernel = heappop(lead.heap)
+    batch = Batch(kernel, cost, now_ns)
     if lead.heap and not lead.alone and limits.segments > 1:
-        batch = _join(
-            batch, lead, ready, limits, cost, now_ns, LATE if level == LATE else PRIORITIES
-        )
+        end_ns = now_ns + limits.preemption_bound_ns
+        end_ns = min(end_ns, earliest_other(ready, lead, now_ns + batch.predicted_ns))
+        last_priority = LATE if priority == LATE else PRIORITIES
+        _join(batch, lead, ready, limits.segments, cost, now_ns, end_ns, last_priority)
     lead.group_hint = len(batch.members)
     ready.commit(batch.members)
     ready.list_head(lead)
@@ -80,29 +82,25 @@ def _join(
     batch: Batch,
     queue: ReadyQueue,
     ready: Ready,
-    limits: CoreLimits,
+    most: int,
     cost: CostView,
     now_ns: int,
+    end_ns: int,
     last_priority: int,
-) -> Batch:
-    alone_ns = now_ns + batch.predicted_ns
-    end_ns = min(now_ns + limits.preemption_bound_ns, earliest_other(ready, queue, alone_ns))
+) -> None:
     #: How many have joined, and the smallest number known not to fit.
-    joined, too_many = 0, limits.segments
+    joined, too_many = 0, most
     step = max(8, 2 * queue.group_hint)
     while joined + 1 < too_many:
         entries = ready.pop(queue, min(step, too_many - 1 - joined), last_priority)
         if not entries:
             break
-        larger = batch.grown(entries, cost, now_ns)
-        if now_ns + larger.predicted_ns <= min(end_ns, larger.done_by_ns):
-            batch = larger
+        if batch.grow(entries, cost, now_ns, end_ns):
             joined += len(entries)
         else:
             ready.put_back(queue, entries)
             too_many = joined + len(entries)
-        step = 2 * step if too_many == limits.segments else (too_many - joined) // 2
-    return batch
+        step = 2 * step if too_many == most else (too_many - joined) // 2
 
 
 def earliest_other(ready: Ready, queue: ReadyQueue, alone_ns: int) -> int:

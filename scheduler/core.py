@@ -94,9 +94,9 @@ class Core:
         for event in events:
             self._advance(event.at_ns)
             self._apply(event)
-        self._expire()
+        deadline_ns = self._expire()
         self._pump()
-        self._arm()
+        self._arm(deadline_ns)
         return commands
 
     def _advance(self, at_ns: int) -> None:
@@ -165,18 +165,21 @@ class Core:
             if request.still_needs(event.signature):
                 self.retire.end(request, Outcome.FAILED, Reason.COMPILE_FAILED, event.message)
 
-    def _expire(self) -> None:
-        while (request := self.window.pop_overdue(self.now_ns)) is not None:
-            self.retire.expire(request)
+    def _expire(self) -> int | None:
+        """Ends what is overdue; the next deadline, if there is one."""
+        while (deadline_ns := self.window.next_deadline_ns()) is not None:
+            if deadline_ns > self.now_ns:
+                break
+            self.retire.expire(self.window.pop_next_deadline())
+        return deadline_ns
 
     def _pump(self) -> None:
         free = self.dispatch.free_slots if self.device_up else ()
         while free and (batch := self.policy.choose(self.window, self.now_ns)) is not None:
             self.retire.commands.append(self.dispatch.issue(batch, self.now_ns))
 
-    def _arm(self) -> None:
-        """Asks to be woken at the earliest deadline, unless a wake-up comes before it."""
-        deadline_ns = self.window.next_deadline_ns()
+    def _arm(self, deadline_ns: int | None) -> None:
+        """Asks to be woken at the deadline, unless a wake-up comes before it."""
         if deadline_ns is None or self.now_ns < self._armed_ns <= deadline_ns:
             return
         self._armed_ns = deadline_ns

@@ -67,7 +67,7 @@ class TimeOnly:
         if kernel is None:
             return None
         window.ready.take(kernel)
-        return Batch([]).grown([(0, 0, 0, kernel)], self._cost, now_ns)
+        return Batch(kernel, self._cost, now_ns)
 
     def _next(self, window: Window) -> Request | None:
         """The first request that can run, of the tenant served longest ago."""

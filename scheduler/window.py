@@ -189,7 +189,7 @@ class Ready:
         #: Kernels READY.
         self.count = 0
 
-    def queue(self, signature: SignatureId, *, alone: bool) -> ReadyQueue:
+    def queue(self, signature: SignatureId, alone: bool) -> ReadyQueue:
         found = self.queues.get((signature, alone))
         if found is None:
             found = self.queues[signature, alone] = ReadyQueue(signature, alone=alone)
@@ -197,7 +197,8 @@ class Ready:
 
     def push(self, request: Request, index: int, *, alone: bool = False) -> None:
         """Makes a kernel READY whose producers are done."""
-        queue = self.queue(request.program.signatures[index], alone=alone)
+        key = request.program.signatures[index], alone
+        queue = self.queues.get(key) or self.queue(*key)
         kernel = Kernel(request, index, queue)
         request.states[index] = READY
         request.ready[index] = kernel
@@ -294,7 +295,7 @@ class Ready:
     def gate(self, signature: SignatureId, *, closed: bool) -> None:
         """Closed: nothing of this signature may be launched."""
         for alone in (False, True):
-            queue = self.queue(signature, alone=alone)
+            queue = self.queue(signature, alone)
             queue.gated = closed
             queue.listed = 0
             self.list_head(queue)
@@ -413,9 +414,6 @@ class Window:
             heappop(heap)
         return heap[0][0] if heap else None
 
-    def pop_overdue(self, now_ns: int) -> Request | None:
-        """An open request whose deadline has come, each once; None: no more."""
-        deadline_ns = self.next_deadline_ns()
-        if deadline_ns is None or deadline_ns > now_ns:
-            return None
+    def pop_next_deadline(self) -> Request:
+        """The open request with the earliest deadline, which is then no longer watched."""
         return heappop(self._deadlines)[2]

@@ -1,4 +1,4 @@
-"""The runtime's thread: order, calls, wake-ups, failures, crash, stop. A fake executor, no sleeps."""
+"""The runtime's thread: order, calls, wake-ups, failures, crash, stop. No sleeps."""
 
 from __future__ import annotations
 
