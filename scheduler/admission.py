@@ -21,8 +21,7 @@ from typing import Final, final
 from coissue.scheduler.messages import Reason, SignatureId, Submitted
 from coissue.scheduler.ports import CoreLimits, CostView
 from coissue.scheduler.program import Program
-from coissue.scheduler.states import KernelState
-from coissue.scheduler.window import PRIORITIES, PlanState, Request, Tenant, Window
+from coissue.scheduler.window import PRIORITIES, READY, PlanState, Request, Tenant, Window
 
 WIDTH_NS: Final = 1 << 22
 BUCKETS: Final = 1024
@@ -96,7 +95,7 @@ class Backlog:
     def remove_rest(self, request: Request) -> None:
         """Takes out the kernels that the request's end will cancel."""
         for index, state in enumerate(request.states):
-            if state <= KernelState.READY and index not in request.retried:
+            if state <= READY and index not in request.retried:
                 self.remove(request, index)
 
 

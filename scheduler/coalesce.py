@@ -20,7 +20,7 @@ from coissue.scheduler.ports import CoreLimits, CostView
 from coissue.scheduler.window import LATE, PRIORITIES, Entry, Kernel, Ready, ReadyQueue
 
 #: Heads looked at per priority in the search for one that must be protected.
-_LOOKS = 32
+_LOOKS = 8
 _NEVER = 1 << 62
 
 

@@ -18,6 +18,8 @@ from coissue.scheduler.states import KernelState, RequestState
 from coissue.scheduler.window import Kernel
 
 _LANE_BITS = 20
+#: Enum members cost a call each time they are looked up on their class (Python 3.11).
+IN_FLIGHT, ADMITTED, RUNNING = KernelState.IN_FLIGHT, RequestState.ADMITTED, RequestState.RUNNING
 _lane = attrgetter("request.lane")
 
 
@@ -63,11 +65,11 @@ class Dispatch:
             index = kernel.index
             if index not in request.retried:
                 self._backlog.remove(request, index)
-            request.states[index] = KernelState.IN_FLIGHT
+            request.states[index] = IN_FLIGHT
             request.in_flight += 1
             request.lane = lane = lane + 1
-            if request.state is RequestState.ADMITTED:
-                request.state = RequestState.RUNNING
+            if request.state is ADMITTED:
+                request.state = RUNNING
                 request.first_launch_ns = now_ns
             segments.append(Segment(request.id, KernelIndex(index), kernel.weights, kernel.units))
         latest_ns = max(now_ns, batch.done_by_ns - batch.predicted_ns)

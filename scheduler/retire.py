@@ -29,6 +29,7 @@ from coissue.scheduler.window import Request, Window
 
 DONE, FAILED, CANCELLED = KernelState.DONE, KernelState.FAILED, KernelState.CANCELLED
 RUNNING = RequestState.RUNNING
+COMPLETED, EXPIRED = Outcome.COMPLETED, Outcome.EXPIRED
 
 
 @final
@@ -62,10 +63,11 @@ class Retire:
             event.measured_ns,
         )  # fmt: skip
         self._record(flight, "")
+        # Without units (no rows, no tokens) the members share evenly.
+        per_unit = event.measured_ns / (flight.units or len(flight.members))
         for kernel in flight.members:
             request = kernel.request
-            part = kernel.units / flight.units if flight.units else 1 / len(flight.members)
-            request.device_ns += int(event.measured_ns * part)
+            request.device_ns += int(per_unit * (kernel.units if flight.units else 1))
             request.last_done_ns = self.now_ns
             request.in_flight -= 1
             if request.state is RUNNING:
@@ -78,7 +80,7 @@ class Retire:
         request.states[index] = DONE
         request.left -= 1
         if not request.left:
-            self.end(request, Outcome.COMPLETED)
+            self.end(request, COMPLETED)
         waiting = request.waiting
         for successor in request.program.successors[index]:
             waiting[successor] -= 1
@@ -128,7 +130,7 @@ class Retire:
     def expire(self, request: Request) -> None:
         """Its deadline is over. If all that it lacks is in flight, it gets that, late."""
         if request.left > request.in_flight:
-            self.end(request, Outcome.EXPIRED, Reason.DEADLINE)
+            self.end(request, EXPIRED, Reason.DEADLINE)
 
     def end(
         self,
@@ -145,8 +147,8 @@ class Retire:
             )
         if request.left:
             self._admission.backlog.remove_rest(request)
-        if outcome in (Outcome.COMPLETED, Outcome.EXPIRED):
-            late = outcome is Outcome.EXPIRED or self.now_ns > request.deadline_ns
+        if outcome in (COMPLETED, EXPIRED):
+            late = outcome is EXPIRED or self.now_ns > request.deadline_ns
             self._admission.learn(request, missed=late)
         request.state = state
         self._window.close(request)

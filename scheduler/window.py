@@ -25,7 +25,7 @@ PRIORITIES: Final = 16
 LATE: Final = PRIORITIES + 1
 
 BLOCKED, READY, BATCHED = KernelState.BLOCKED, KernelState.READY, KernelState.BATCHED
-CANCELLED = KernelState.CANCELLED
+CANCELLED, RUNNING = KernelState.CANCELLED, RequestState.RUNNING
 
 
 @final
@@ -206,14 +206,16 @@ class Ready:
         self._sequence += 1
         entry = (request.priority, kernel.latest_ns, self._sequence, kernel)
         heappush(queue.heap, entry)
-        if queue.heap[0] is entry:
-            self.list_head(queue)
+        if queue.heap[0] is entry and not queue.gated:
+            self._list(queue, entry)
 
     def list_head(self, queue: ReadyQueue) -> None:
         """To be called whenever the queue's head may be another one."""
         head = queue.head()
-        if head is None or queue.gated or head[2] == queue.listed:
-            return
+        if head is not None and not queue.gated and head[2] != queue.listed:
+            self._list(queue, head)
+
+    def _list(self, queue: ReadyQueue, head: Entry) -> None:
         queue.listed = head[2]
         level = self.levels[head[0]]
         heappush(level, (head[1], head[2], queue))
@@ -385,7 +387,7 @@ class Window:
         self._sequence += 1
         heappush(self._deadlines, (request.deadline_ns, self._sequence, request))
         if len(self._deadlines) > 64 + 4 * len(self.open):
-            self._deadlines = [d for d in self._deadlines if d[2].state <= RequestState.RUNNING]
+            self._deadlines = [d for d in self._deadlines if d[2].state <= RUNNING]
             heapify(self._deadlines)
         for index in request.program.roots:
             self.ready.push(request, index)
@@ -410,7 +412,7 @@ class Window:
     def next_deadline_ns(self) -> int | None:
         """The earliest deadline of open requests; None: there are none."""
         heap = self._deadlines
-        while heap and heap[0][2].state > RequestState.RUNNING:
+        while heap and heap[0][2].state > RUNNING:
             heappop(heap)
         return heap[0][0] if heap else None
 
