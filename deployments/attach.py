@@ -31,7 +31,7 @@ from coissue.kernels.cpu.device import (
 )
 from coissue.kernels.cpu.measure import measure
 from coissue.kernels.cpu.store import DeviceMemoryError
-from coissue.kernels.ir import Port, Program
+from coissue.kernels.ir import Port, Program, Type, Weight
 from coissue.kernels.lowered import Kernel, Lowered
 from coissue.kernels.passes.link import cut
 from coissue.kernels.passes.pipeline import lower
@@ -66,6 +66,8 @@ class Attached:
     version: int
     #: As `lower` gave it; joined anew whenever a tenant comes.
     lowered: Lowered
+    #: Of its weights, each held once for it.
+    digests: tuple[str, ...]
     tolerance: float
     references: tuple[Reference, ...]
 
@@ -93,17 +95,18 @@ class Attacher:
         self, tenant: TenantSettings, slo: SloClass, version: int, folder: Path
     ) -> list[ServedProgram]:
         """All programs that are new or joined differently now. Raises `AttachError`."""
-        artifact = load_artifact(folder)
-        digests = [weight.digest for weight in artifact.program.weights]
+        artifact = load_artifact(folder, lambda w, type_: self._device.holds(w.digest, type_))
+        digests = tuple(dict.fromkeys(weight.digest for weight in artifact.program.weights))
         before = self._attached.get(tenant.name)
         try:
-            tensors = {digest: to_tensor(array) for digest, array in artifact.weights.items()}
-            self._on_device(lambda: self._device.load_weights(tensors))
+            fresh = {digest: to_tensor(array) for digest, array in artifact.weights.items()}
+            held = [digest for digest in digests if digest not in fresh]
+            self._on_device(lambda: self._device.load_weights(fresh, held))
         except DeviceMemoryError as error:
             raise AttachError(f"limits: {error}") from None
         try:
             self._attached[tenant.name] = Attached(
-                tenant, slo, version, lower(artifact.program),
+                tenant, slo, version, lower(artifact.program), digests,
                 float(artifact.meta["tolerance"]), artifact.references,
             )  # fmt: skip
             changed = self._rejoin()
@@ -131,8 +134,7 @@ class Attacher:
             self._attached[name] = before
 
     def _drop(self, attached: Attached) -> None:
-        digests = [weight.digest for weight in attached.lowered.program.weights]
-        self._on_device(lambda: self._device.drop_weights(digests))
+        self._on_device(lambda: self._device.drop_weights(attached.digests))
 
     def _on_device(self, function: Callable[[], Any]) -> Any:
         return self._runtime.call(function).result()
@@ -244,9 +246,9 @@ def bytes_needed(program: ServedProgram, rows: int, tokens: int) -> int:
     return found
 
 
-def load_artifact(folder: Path) -> Artifact:
+def load_artifact(folder: Path, held: Callable[[Weight, Type], bool]) -> Artifact:
     try:
-        artifact = Artifact.load(folder)
+        artifact = Artifact.load(folder, held)
         check_program(artifact.program)
     except (CaptureError, SpecError) as error:
         raise AttachError(str(error)) from None

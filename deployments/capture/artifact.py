@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from coissue.deployments.settings import Limits, ModelSettings, Settings
-from coissue.kernels.ir import Program, decode_program, encode_program
+from coissue.kernels.ir import Program, Type, Weight, decode_program, encode_program
 
 #: IR dtype -> NumPy dtype of the arrays that hold it.
 NUMPY_DTYPES = {
@@ -89,16 +90,27 @@ class Artifact:
         (folder / "meta.json").write_text(json.dumps(self.meta, indent=1, sort_keys=True))
 
     @classmethod
-    def load(cls, folder: Path) -> Artifact:
-        """Raises `CaptureError` on a folder that is not a finished, unchanged artifact."""
+    def load(cls, folder: Path, held: Callable[[Weight, Type], bool] | None = None) -> Artifact:
+        """Without the weights that the caller says it holds: they are neither read nor checked.
+
+        Raises `CaptureError` on a folder that is not a finished, unchanged artifact.
+        """
         try:
             meta = json.loads((folder / "meta.json").read_text())
             program = decode_program((folder / "program.msgpack").read_bytes())
-            weights = load_file(folder / "weights.safetensors")
+            check_values(program)
+            wanted = {
+                weight.digest: weight
+                for weight in program.weights
+                if held is None or not held(weight, program.types[weight.value])
+            }
+            with safe_open(folder / "weights.safetensors", framework="np") as file:
+                present = wanted.keys() & set(file.keys())
+                weights = {digest: file.get_tensor(digest) for digest in present}
             arrays = load_file(folder / "references.safetensors")
         except (OSError, ValueError, msgspec.MsgspecError, SafetensorError) as error:
             raise CaptureError(f"{folder} is not a finished artifact: {error}") from error
-        check_weights(program, weights)
+        check_weights(program, weights, wanted.values())
         return cls(program, weights, _group_references(arrays), meta)
 
 
@@ -118,9 +130,18 @@ def compute_digest(array: np.ndarray, dtype: str) -> str:
     return digest.hexdigest()
 
 
-def check_weights(program: Program, weights: dict[str, np.ndarray]) -> None:
-    """Each weight of the program is there with its dtype, shape and content."""
+def check_values(program: Program) -> None:
+    """Weights name values of the program, so that they can be looked up. Raises `ValueError`."""
     for weight in program.weights:
+        if not 0 <= weight.value < len(program.types):
+            raise ValueError(f"weight {weight.name!r} is value {weight.value}, which is not there")
+
+
+def check_weights(
+    program: Program, weights: Mapping[str, np.ndarray], wanted: Iterable[Weight]
+) -> None:
+    """Each of `wanted` is there with its dtype, shape and content."""
+    for weight in wanted:
         array, kind = weights.get(weight.digest), program.types[weight.value]
         if array is None:
             raise CaptureError(f"weight {weight.name!r} is missing from the artifact")

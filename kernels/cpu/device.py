@@ -30,6 +30,7 @@ from coissue.kernels.cpu.compile import Plan
 from coissue.kernels.cpu.frame import Frame, Packing
 from coissue.kernels.cpu.gemm import GemmTable, device_name
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
+from coissue.kernels.ir import Type
 from coissue.kernels.lowered import Layout, Lowered
 from coissue.kernels.plan import PlanCache
 
@@ -112,9 +113,21 @@ class CpuDevice:
         """Bytes that sharing weights between tenants saves."""
         return self.store.bytes_saved
 
-    def load_weights(self, items: Mapping[str, np.ndarray | Tensor]) -> None:
-        """Holds each digest once more. Raises `DeviceMemoryError` before anything changed."""
-        self.store.load(items)
+    def load_weights(
+        self, items: Mapping[str, np.ndarray | Tensor], held: Iterable[str] = ()
+    ) -> None:
+        """Holds each digest once more; `held` without its content, which is here already.
+
+        Raises `DeviceMemoryError` before anything changed.
+        """
+        self.store.load(items, held)
+
+    def holds(self, digest: str, type_: Type) -> bool:
+        """Whether the content of `digest` is here, and of this type."""
+        weight = self.store.get(digest)
+        return weight is not None and (
+            weight.shape == type_.at(1, 1) and weight.dtype is ops.DTYPES[type_.dtype]
+        )
 
     def drop_weights(self, digests: Iterable[str]) -> None:
         """Gives each digest back once. Bound kernels must be let go too, for the memory to free."""

@@ -105,6 +105,9 @@ class WeightStore:
     def __len__(self) -> int:
         return len(self._weights)
 
+    def get(self, digest: str) -> StoredWeight | None:
+        return self._weights.get(digest)
+
     @property
     def bytes_held(self) -> int:
         forms = sum(w.num_bytes * len(w.forms) for w in self._weights.values())
@@ -115,14 +118,20 @@ class WeightStore:
         """Bytes that would be held more if every load had a copy of its own."""
         return sum(w.num_bytes * (w.refs - 1) for w in self._weights.values())
 
-    def load(self, items: Mapping[str, np.ndarray | torch.Tensor]) -> None:
-        """Holds each digest once more. Raises `DeviceMemoryError` before anything changed."""
-        fresh = [digest for digest in items if digest not in self._weights]
-        self._make_room(sum(items[digest].nbytes for digest in fresh))
-        for digest in fresh:
-            self._weights[digest] = StoredWeight(digest, _copy(items[digest]))
-        for digest in items:
-            self._weights[digest].refs += 1
+    def load(
+        self, items: Mapping[str, np.ndarray | torch.Tensor], held: Iterable[str] = ()
+    ) -> None:
+        """Holds each digest once more; `held` are there already (`KeyError` if not).
+
+        Raises `DeviceMemoryError` before anything changed.
+        """
+        again = [self._weights[digest] for digest in held]
+        fresh = {d: array for d, array in items.items() if d not in self._weights}
+        self._make_room(sum(array.nbytes for array in fresh.values()))
+        for digest, array in fresh.items():
+            self._weights[digest] = StoredWeight(digest, _copy(array))
+        for weight in (*again, *(self._weights[digest] for digest in items)):
+            weight.refs += 1
 
     def drop(self, digests: Iterable[str]) -> None:
         """Gives each digest back once; the last one out frees the weight and all made from it."""

@@ -194,6 +194,7 @@ def test_tampered_weights_are_refused(host, artifacts, tmp_path):
     data[-1] ^= 1
     (folder / "weights.safetensors").write_bytes(bytes(data))
     tenant = next(t for t in host.settings.tenants if t.name == "mlp-a")
+    host.detach("mlp-a")  # what is on the device already is not read again
     message = host.attach({**tenant.model_dump(), "name": "tampered"}, 1, str(folder))
     assert "digest" in message
 
