@@ -1,0 +1,27 @@
+"""A tenant's own handler, as a team would write it: `use: "own_handler:Sums"`."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+
+class Sums:
+    """{"sizes": [n, ...]} -> rows of n; answers what the test wants to know of its replica."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+
+    async def preprocess(self, payload):
+        sizes = payload["sizes"]
+        if min(sizes) < 0:
+            raise ValueError("sizes: only positive ones")
+        return {"input": np.array(sizes, np.float32)[:, None].repeat(8, 1)}
+
+    def postprocess(self, outputs):
+        return {
+            "scaled": outputs["output"] * self.factor,
+            "pid": os.getpid(),
+            "cuda": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        }

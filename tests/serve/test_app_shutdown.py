@@ -1,0 +1,86 @@
+"""`coissue up` begins and ends cleanly: Ctrl-C, a broken file, a port in use, a second instance."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from serving import BIN, WAIT_S, Up, make_settings, poll, still_there
+
+FEW = {"mlp-a": ("mlp", {"seed": 1}), "tagger": ("tagger", {})}
+
+
+def test_second_instance_on_the_machine_and_ctrl_c(running, cache, tmp_path):
+    """Both serve; the interrupted one leaves nothing; the other does not notice."""
+    with Up(tmp_path, make_settings(cache, FEW)) as second:
+        assert set(second.wait_settled().values()) == {"ready"}
+        poll("it says so", lambda: "Ctrl-C ends it" in second.log.read_text())
+        folder, pid = second.run_dir(), second.scheduler()["pid"]
+        assert pid != running.scheduler()["pid"]
+        mine = second.processes()
+        titles = " ".join(process.title for process in mine)
+        assert "haproxy" in titles
+        assert "capture --serve" not in titles  # not needed any more
+        second.interrupt()
+        assert second.process.wait(WAIT_S) == 0
+        poll("no process is left", lambda: not still_there(mine))
+        assert not folder.exists()
+        said = second.log.read_text().partition("Ctrl-C ends it.")[2]
+        assert said.split("\n") == ["", "Shutting down.", ""]
+    assert running.wait_settled()["mlp-a"] == "ready"
+
+
+def test_ctrl_c_before_the_tenants_are_ready(cache, tmp_path):
+    with Up(tmp_path, make_settings(cache, FEW)) as up:
+        poll("replicas start", lambda: [p for p in up.processes() if "ServeReplica" in p.title])
+        mine = up.processes()
+        up.interrupt()
+        assert up.process.wait(WAIT_S) == 0
+        poll("no process is left", lambda: not still_there(mine))
+        assert "Traceback" not in up.log.read_text()
+
+
+def run_up(path, *options):
+    return subprocess.run(
+        [BIN / "coissue", "up", str(path), *options],
+        capture_output=True,
+        text=True,
+        cwd=path.parent,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("tenants", [{"name": "a", "modle": {}}]), ["applications.0.args.tenants.0"]),
+        (("devise", {}), ["applications.0.args.devise", "unknown key"]),
+        (("pool", {"replicas": "two"}), ["applications.0.args.pool.replicas"]),
+    ],
+)
+def test_broken_file_is_one_line_with_the_path_of_the_key(cache, tmp_path, change, words):
+    args = make_settings(cache, FEW) | dict([change])
+    path = tmp_path / "serve.yaml"
+    application = {"import_path": "coissue.deployments.app:build", "args": args}
+    path.write_text(yaml.safe_dump({"applications": [application]}))
+    run = run_up(path)
+    assert (run.returncode, run.stdout) == (1, "")
+    (line,) = run.stderr.splitlines()
+    for word in (str(path), *words):
+        assert word in line
+
+
+def test_port_in_use_is_told_before_anything_starts(running, tmp_path):
+    path = Path(running.folder / "serve.yaml")
+    run = run_up(path)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert re.fullmatch(rf"http_options\.port: .*{running.port}.*\n", run.stderr)
+
+
+def test_no_ray_at_the_address_is_one_line(cache, tmp_path):
+    with Up(tmp_path, make_settings(cache, FEW), ("--address", "127.0.0.1:1")) as up:
+        assert up.process.wait(WAIT_S) == 1
+        assert "no Ray at 127.0.0.1:1" in up.log.read_text().splitlines()[-1]
+        assert "Traceback" not in up.log.read_text()
