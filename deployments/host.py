@@ -1,8 +1,8 @@
 """The scheduler of one device, whole: channel, core, device, metrics. Needs no Ray.
 
-Three kinds of threads: the channel's loop (requests in, answers out), the runtime thread (core and
-device), and callers of the control methods (attach, detach, status). `directory` is the one truth
-about tenants that replicas see; it holds tenants that load or failed too, with the reason.
+Two kinds of threads: the runtime's loop (requests in, core, device, answers out), and callers of
+the control methods (attach, detach, status). `directory` is the one truth about tenants that
+replicas see; it holds tenants that load or failed too, with the reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
 from typing import Any, final
@@ -74,13 +74,15 @@ class SchedulerHost:
         self.executor = DeviceExecutor(self.device)
         self.clock = MonotonicClock()
         core = Core(self._core_limits(), settings.scheduler.policy, self.costs, Random(0))
-        self.runtime = Runtime(core, self.executor, self.clock, on_crash=on_crash)
+        self.runtime = Runtime(
+            core, self.executor, self.clock, on_crash=on_crash, new_loop=uvloop.new_event_loop
+        )
         # Joined kernels leave room for several requests under the preemption bound.
         bound_ns = self._core_limits().preemption_bound_ns // JOIN_SHARE
         self.attacher = Attacher(self.device, self.costs, self.runtime, bound_ns)
         self.metrics = SchedulerMetrics(self.device.name, self._levels)
         self.timeline = Timeline()
-        self.channel = _ChannelThread(self, settings, run_dir)
+        self.channel = _Channel(self, settings, run_dir)
         #: Around changes of the two below: never held for long.
         self._lock = threading.Lock()
         #: Around the attacher, for as long as it takes to bring a tenant up.
@@ -284,8 +286,8 @@ class _Door:
         self._host.cancel(self._number(handle))
 
 
-class _ChannelThread:
-    """The channel's event loop on a thread of its own."""
+class _Channel:
+    """The listening sockets, on the runtime's loop."""
 
     def __init__(self, host: SchedulerHost, settings: AppSettings, run_dir: str) -> None:
         self._host = host
@@ -298,13 +300,13 @@ class _ChannelThread:
             ChannelServer(endpoint, _Door(host, index, len(endpoints)))
             for index, endpoint in enumerate(endpoints)
         ]
-        self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="coissue-channel", daemon=True)
         self.endpoint = endpoints[0]
 
     def start(self) -> None:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+        self._wait(self._listen())
+
+    def _wait(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._host.runtime.loop).result()
 
     async def _listen(self) -> None:
         for server in self._servers:
@@ -312,27 +314,21 @@ class _ChannelThread:
         self._collector = asyncio.ensure_future(self._collect_forever())
 
     async def _collect_forever(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(COLLECT_SECONDS)
-            await self._loop.run_in_executor(None, self._host.collect)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+            await loop.run_in_executor(None, self._host.collect)
 
     def push_directory(self) -> None:
         for server in self._servers:
             server.push_directory()
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._wait(self._close())
 
     async def _close(self) -> None:
         self._collector.cancel()
         await asyncio.gather(self._collector, return_exceptions=True)
         for server in self._servers:
             await server.stop()
-        await self._loop.shutdown_default_executor()
+        await asyncio.get_running_loop().shutdown_default_executor()

@@ -1,26 +1,29 @@
-"""One thread that owns the core and the device: events in, commands carried out.
+"""One event loop that owns the core and the device: events in, commands carried out.
 
     any thread --post(event)--> inbox --> core.handle(all that waits) --> commands
-        Complete, Free -> executor at once;  WakeAt -> timed wait;  Launch -> executor, blocking
+        Complete, Free -> executor at once;  WakeAt -> a timer;  Launch -> executor, blocking
 
-Rules. All events that wait are applied before one pump, so batches form while a launch runs.
-A poster stamps its event with the runtime's clock when the thing happened; two posters can race
-by microseconds, so an event that comes with an earlier time than the one before it is moved to
-that time. Each turn ends with `Woke(now)`: decisions are made at the time of the turn, while
-records keep the time of arrival. `call` runs a function on this thread between launches.
-A launch runs here, on this thread, so the device needs no lock; limits.slots must be 1.
-A bug (`InvariantViolation` or any unexpected exception) ends the thread through `on_crash`.
+Rules. The loop is `Runtime.loop`, on a thread of its own; what brings requests in runs on it too,
+so that nothing is handed between threads (docs/decisions/003). The loop reads what has arrived,
+then the runtime's turn applies all of it before one pump, so batches form from what came while a
+launch ran. A poster stamps its event with the runtime's clock when the thing happened; two
+posters can race by microseconds, so an event that comes with an earlier time than the one before it
+is moved to that time. Each turn ends with `Woke(now)`: decisions are made at the time of the turn,
+while records keep the time of arrival. `call` runs a function here between launches.
+A launch runs here, so the device needs no lock; limits.slots must be 1.
+A bug (`InvariantViolation` or any unexpected exception) ends the runtime through `on_crash`.
 """
 
 from __future__ import annotations
 
 import logging
+from asyncio import AbstractEventLoop, TimerHandle, new_event_loop, set_event_loop
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from operator import attrgetter
-from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, get_ident
 from typing import TypeVar, final
 
 from coissue.scheduler.core import Core
@@ -52,11 +55,7 @@ def _is_launch(command: Command) -> bool:
 
 
 class RuntimeStoppedError(RuntimeError):
-    """The runtime's thread has ended; the function was not run."""
-
-
-class _Stop(Exception):
-    """Leaves the loop."""
+    """The runtime has ended; the function was not run."""
 
 
 @final
@@ -70,20 +69,24 @@ class Runtime:
         clock: Clock,
         *,
         on_crash: Callable[[str], None] | None = None,
+        new_loop: Callable[[], AbstractEventLoop] = new_event_loop,
     ) -> None:
-        """`on_crash` is called on the runtime's thread, after its last turn."""
+        """`on_crash` is called on the loop, after the last turn."""
         if core.limits.slots != 1:
             raise ValueError("a blocking executor has one slot")
         self.core = core
+        self.loop = new_loop()
         self._executor = executor
         self._clock = clock
         self._on_crash = on_crash
         #: Events, and functions to be run here. Unbounded: the window bounds what is admitted,
         #: and the channel what is on the way.
-        self._inbox: SimpleQueue[Event | Callable[[], None]] = SimpleQueue()
+        self._inbox: deque[Event | Callable[[], None]] = deque()
+        #: A turn is on its way that has not begun to empty the inbox.
+        self._is_due = False
         #: Time of the last turn.
         self._last_ns = 0
-        self._wake_ns: int | None = None
+        self._timer: TimerHandle | None = None
         #: Guards `_running` against `call`: a future is either run or refused.
         self._lock = Lock()
         self._running = True
@@ -94,7 +97,18 @@ class Runtime:
 
     def post(self, event: Event) -> None:
         """From any thread; never blocks. Ignored once the runtime has stopped."""
-        self._inbox.put(event)
+        self._inbox.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        """After an append: either the turn that is due sees it, or another one is due."""
+        if self._is_due or not self._running:
+            return
+        self._is_due = True
+        if get_ident() == self._thread.ident:
+            self.loop.call_soon(self._turn)
+        else:
+            self.loop.call_soon_threadsafe(self._turn)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Runs `function` on the device's thread between launches; the future has its result."""
@@ -108,7 +122,8 @@ class Runtime:
             if not self._running:
                 future.set_exception(RuntimeStoppedError("the scheduler's runtime has stopped"))
             else:
-                self._inbox.put(run)
+                self._inbox.append(run)
+                self._wake()
         return future
 
     def _settle(self, future: Future[T], function: Callable[[], T]) -> None:
@@ -120,47 +135,56 @@ class Runtime:
             future.set_exception(error)
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """Ends the thread after the launch that runs; True when it has ended.
+        """Ends the loop after the launch that runs; True when its thread has ended.
 
         Requests still open get no outcome: `Drain` and wait for `requests_open` first.
         """
-
-        def stop() -> None:
-            raise _Stop
-
-        self._inbox.put(stop)
+        with self._lock:
+            self._running = False
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        crash: str | None = None
-        try:
-            while True:
-                self._turn()
-        except _Stop:
-            pass
-        except Exception as error:
-            log.exception("crash=1 stats=%s", self.core.stats())
-            crash = f"{type(error).__name__}: {error}"
+        set_event_loop(self.loop)
+        self.loop.run_forever()
+        self._end()
+        self.loop.close()
+
+    def _end(self) -> None:
+        """Nothing is taken any more; calls that wait are refused."""
         with self._lock:
             self._running = False
-        self._refuse_rest()
-        if crash is not None and self._on_crash is not None:
-            self._on_crash(crash)
-
-    def _refuse_rest(self) -> None:
-        while True:
-            try:
-                item = self._inbox.get_nowait()
-                if not isinstance(item, Event):
-                    item()
-            except Empty:
-                return
-            except _Stop:
-                continue
+        while self._inbox:
+            item = self._inbox.popleft()
+            if not isinstance(item, Event):
+                item()
 
     def _turn(self) -> None:
-        events = self._collect()
+        self._is_due = False
+        if not self._running:
+            return
+        try:
+            self._advance(self._collect())
+        except Exception as error:
+            log.exception("crash=1 stats=%s", self.core.stats())
+            self._end()
+            if self._on_crash is not None:
+                self._on_crash(f"{type(error).__name__}: {error}")
+
+    def _collect(self) -> list[Event]:
+        """All events that wait, by time; functions are run on the way."""
+        events: list[Event] = []
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, Event):
+                events.append(item)
+            else:
+                item()
+        events.sort(key=_at_ns)
+        return events
+
+    def _advance(self, events: list[Event]) -> None:
         for index, event in enumerate(events):
             if event.at_ns >= self._last_ns:
                 break
@@ -168,34 +192,14 @@ class Runtime:
         now_ns = max(self._clock.now_ns(), events[-1].at_ns if events else self._last_ns)
         events.append(Woke(now_ns))
         self._last_ns = now_ns
-        if self._wake_ns is not None and self._wake_ns <= now_ns:
-            self._wake_ns = None
         for command in sorted(self.core.handle(*events), key=_is_launch):
             self._carry_out(command)
 
-    def _collect(self) -> list[Event]:
-        """All events that wait, by time; blocks until there are some, or a wake-up is due."""
-        events: list[Event] = []
-        item = self._take(wait=True)
-        while item is not None:
-            if isinstance(item, Event):
-                events.append(item)
-            else:
-                item()
-            item = self._take(wait=False)
-        events.sort(key=_at_ns)
-        return events
-
-    def _take(self, *, wait: bool) -> Event | Callable[[], None] | None:
-        if not wait and self._inbox.empty():
-            return None
-        timeout_s = None
-        if wait and self._wake_ns is not None:
-            timeout_s = max(0.0, (self._wake_ns - self._clock.now_ns()) / 1e9)
-        try:
-            return self._inbox.get(wait, timeout_s)
-        except Empty:
-            return None
+    def _wake_at(self, at_ns: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_s = max(0.0, (at_ns - self._clock.now_ns()) / 1e9)
+        self._timer = self.loop.call_later(wait_s, self._wake)
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -206,7 +210,7 @@ class Runtime:
             case Free():
                 self._executor.free(command.request)
             case WakeAt():
-                self._wake_ns = command.at_ns
+                self._wake_at(command.at_ns)
             case Compile():
                 self._compile(command)
             case _:
