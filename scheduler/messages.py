@@ -1,8 +1,9 @@
 """What goes into the core and what comes out: events, commands, and the data they carry.
 
-Rules: plain frozen data; ids are integers given by the caller or by a counter of the core; all
-times are integer nanoseconds on the core's clock. The runtime makes events and carries out
-commands; the simulator does the same on a simulated clock. The core never sees a tensor.
+Rules: plain data, events frozen (commands are not: freezing one costs 1 us a launch); ids are
+integers given by the caller or by a counter of the core; all times are integer nanoseconds on the
+core's clock. The runtime makes events and carries out commands; the simulator does the same on a
+simulated clock. The core never sees a tensor.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class Drain(Event):
 # --- commands: what is to be done --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Command:
     pass
 
@@ -185,7 +186,7 @@ class Segment(NamedTuple):
     units: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Launch(Command):
     launch: LaunchId
     signature: SignatureId
@@ -197,12 +198,12 @@ class Launch(Command):
     latest_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Compile(Command):
     signature: SignatureId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Complete(Command):
     """The one outcome of a request. `reason` is None exactly when it completed."""
 
@@ -214,22 +215,22 @@ class Complete(Command):
     retry_after_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WakeAt(Command):
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Load(Command):
     weights: WeightsId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Evict(Command):
     weights: WeightsId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Free(Command):
     """No kernel of the request will run any more: drop its buffers."""
 
