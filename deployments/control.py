@@ -30,6 +30,8 @@ from coissue.deployments.settings import AppSettings, TenantSettings
 logger = logging.getLogger("coissue.control")
 RECONCILE_SECONDS = 0.5
 STOP_SECONDS = 5
+#: A killed control process is noticed after so long; every tenant waits for it.
+HEALTH_SECONDS = 2
 #: A tenant that the scheduler did not survive attaching so many times is failed.
 ATTACH_TRIES = 2
 
@@ -114,7 +116,12 @@ class Captures:
             os.killpg(self._server.pid, signal.SIGKILL)
 
 
-@serve.deployment(name=CONTROL, num_replicas=1, max_ongoing_requests=64, ray_actor_options=BLIND)
+@serve.deployment(
+    name=CONTROL,
+    num_replicas=1,
+    health_check_period_s=HEALTH_SECONDS,
+    ray_actor_options=BLIND,
+)
 class Control:
     """Owns the scheduler actor and the tenants' states."""
 

@@ -89,7 +89,11 @@ class SchedulerHost:
         self._attaching = threading.Lock()
         self._collecting = threading.Lock()
         self._programs: dict[str, ServedProgram] = {}
-        self._infos: dict[str, TenantInfo] = {}
+        # From the start all tenants of the settings, so that none is ever unknown to a replica.
+        self._infos: dict[str, TenantInfo] = {
+            tenant.name: describe_tenant(tenant, self._slo(tenant), "loading", "", None)
+            for tenant in settings.tenants
+        }
         self._metrics_server: WSGIServer | None = None
 
     def _core_limits(self) -> CoreLimits:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from coissue.deployments.settings import AppSettings
 
 POLL_S: Final = 0.5
 STOP_S: Final = 60.0
+REACH_S: Final = 10.0
 CONTROLLER: Final = "SERVE_CONTROLLER_ACTOR"
 
 
@@ -50,7 +52,7 @@ def serve_until_interrupted(
         apply_serve_flags()
     with _interruptible() as interrupted, _ray(address, console) as ray_url, _deployed(config):
         base = _base_url(config)
-        if haproxy:
+        if haproxy and address is None:
             ports = " and ".join(os.environ[name] for name in HAPROXY_PORTS)
             console.print(
                 f"HAProxy shows its statistics on ports {ports} of [bold]all interfaces[/bold]: "
@@ -99,6 +101,8 @@ def _ray(address: str | None, console: Console) -> Iterator[str]:
         if address
         else "Starting Ray on this machine."
     )
+    if address:
+        _check_reachable(address)
     on_terminate = signal.getsignal(signal.SIGTERM)
     try:
         context = ray.init(
@@ -116,6 +120,16 @@ def _ray(address: str | None, console: Console) -> Iterator[str]:
     finally:
         ray.shutdown()
         sweep_run_dirs()
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes, and cannot be interrupted."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+        except (OSError, OverflowError) as error:
+            raise UpError(f"no Ray at {address}: {error}") from None
 
 
 @contextlib.contextmanager
@@ -222,6 +236,12 @@ def _base_url(config: dict[str, Any]) -> str:
     return f"http://{host}:{serve.http_options.port}{prefix}"
 
 
+def _show_command(ray_url: str) -> str:
+    """A Ray of our own wants the token that it put into the user's home."""
+    mode = "RAY_AUTH_MODE=token " if os.environ.get("RAY_AUTH_MODE") == "token" else ""
+    return f"{mode}serve status -a {ray_url}" if ray_url else "serve status"
+
+
 def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console) -> None:
     name = settings.tenants[0].name
     console.print()
@@ -230,7 +250,7 @@ def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console
         ("Open Inference Protocol", f"POST {base}/v2/models/{name}/infer"),
         ("status", f"{base}/status"),
         ("metrics", f"{base}/metrics"),
-        ("in Ray's words", f"serve status -a {ray_url}" if ray_url else "serve status"),
+        ("in Ray's words", _show_command(ray_url)),
     ):
         console.print(f"{text:>24}  {url}", highlight=False, soft_wrap=True)
     console.print("Ctrl-C ends it.")

@@ -33,11 +33,11 @@ def test_second_instance_on_the_machine_and_ctrl_c(running, cache, tmp_path):
     assert running.wait_settled()["mlp-a"] == "ready"
 
 
-def test_ctrl_c_before_the_tenants_are_ready(cache, tmp_path):
+def test_terminated_before_the_tenants_are_ready(cache, tmp_path):
     with Up(tmp_path, make_settings(cache, FEW)) as up:
         poll("replicas start", lambda: [p for p in up.processes() if "ServeReplica" in p.title])
         mine = up.processes()
-        up.interrupt()
+        up.process.terminate()
         assert up.process.wait(WAIT_S) == 0
         poll("no process is left", lambda: not still_there(mine))
         assert "Traceback" not in up.log.read_text()
