@@ -49,8 +49,8 @@ class AttachError(Exception):
 
 
 #: Request size that joined kernels are sized for, and the speeds of the guess before measuring.
-JOIN_ROWS: Final = 4
-JOIN_TOKENS: Final = 32
+JOIN_ROWS: Final = 2
+JOIN_TOKENS: Final = 16
 GUESS_FLOPS_PER_NS: Final = 40.0
 GUESS_BYTES_PER_NS: Final = 8.0
 #: Request sizes whose memory is remembered, per program.
