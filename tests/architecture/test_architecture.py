@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from coissue.scheduler.states import KERNEL_EDGES, REQUEST_EDGES, render_diagram
+
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("kernels", "scheduler", "deployments")
 FILES = [path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -138,3 +140,8 @@ def test_replicas_import_no_torch():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("edges", [KERNEL_EDGES, REQUEST_EDGES], ids=["kernel", "request"])
+def test_state_diagrams_are_in_step_with_the_tables(edges):
+    assert render_diagram(edges).strip() in (ROOT / "ARCHITECTURE.md").read_text()
