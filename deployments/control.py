@@ -23,15 +23,13 @@ import ray
 from ray import serve
 
 from coissue.deployments.actor import start_scheduler
-from coissue.deployments.discovery import BLIND, CONTROL, FAILED_PREFIX
+from coissue.deployments.discovery import BLIND, CONTROL, FAILED_PREFIX, HEALTH_SECONDS
 from coissue.deployments.run_dir import RunDir, sweep_run_dirs
 from coissue.deployments.settings import AppSettings, TenantSettings
 
 logger = logging.getLogger("coissue.control")
 RECONCILE_SECONDS = 0.5
 STOP_SECONDS = 5
-#: A killed control process is noticed after so long; every tenant waits for it.
-HEALTH_SECONDS = 2
 #: A tenant that the scheduler did not survive attaching so many times is failed.
 ATTACH_TRIES = 2
 

@@ -26,6 +26,8 @@ SERVE_FLAGS = {
 #: HAProxy's statistics for people and Prometheus. It shares a port in use silently with the owner,
 #: so a second instance on a machine takes free ones.
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_METRICS_PORT": 9101, "RAY_SERVE_HAPROXY_STATS_PORT": 8404}
+#: A killed replica is noticed after so long; Serve's default is 10.
+HEALTH_SECONDS = 2
 #: With num_gpus=0 Ray leaves every GPU visible: a replica must not open a context of its own.
 BLIND = {"num_cpus": 0.1, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}}
 

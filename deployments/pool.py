@@ -12,14 +12,14 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from coissue.deployments.channel.client import SchedulerClient
-from coissue.deployments.discovery import BLIND, POOL, find_endpoint
+from coissue.deployments.discovery import BLIND, HEALTH_SECONDS, POOL, find_endpoint
 from coissue.deployments.handlers import Handler, load_handlers
 from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.settings import AppSettings
 from coissue.deployments.tenant import RemoteHandler
 
 
-@serve.deployment(name=POOL, ray_actor_options=BLIND)
+@serve.deployment(name=POOL, health_check_period_s=HEALTH_SECONDS, ray_actor_options=BLIND)
 @serve.ingress()
 class Pool:
     """One replica of the pool."""

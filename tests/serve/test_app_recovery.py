@@ -87,7 +87,7 @@ class Load:
             wrong = self._judge(reply, number)
             self.answers.append((began, reply.status, reply.headers.get("retry-after"), wrong))
             if reply.status != 200:
-                self._stop.wait(0.05)  # as a client that may try again does
+                self._stop.wait(0.2)  # as a client that may try again does
 
     def _judge(self, reply, number):
         if reply.status != 200:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import socket
 import subprocess
 
 import pytest
@@ -65,6 +67,11 @@ def test_a_failed_tenant_answers_503_with_the_reason(up, name):
     assert reply.headers["retry-after"]
     for part in REASONS[name]:
         assert part in reply.error
+
+
+def test_requests_are_taken_on_the_given_interface_only(up):
+    with socket.socket() as other:
+        assert other.connect_ex(("127.0.0.2", up.port)) == errno.ECONNREFUSED
 
 
 def test_replicas_see_no_gpu_and_the_pool_has_no_torch(up):
