@@ -36,8 +36,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 HeaderMap = dict[bytes, bytes]
 
-#: A request that is answered sooner never pays for watching its client.
-WATCH_AFTER_S: Final = 0.002
 #: Refusals reach the scheduler's metrics so much later.
 REPORT_AFTER_S: Final = 1.0
 SLO_LIMIT_MS: Final = oip.TIMEOUT_LIMIT_US / 1000
@@ -143,7 +141,7 @@ class HttpApp:
         body = await self._body(headers, receive)
         call = oip.parse_infer(info, body, headers.get(oip.LENGTH_HEADER))
         budget_ns = call.budget_ns or _slo_header(headers)
-        outputs = await self._run(info, call.inputs, budget_ns, call.priority, receive)
+        outputs = await self._run(info, call.inputs, budget_ns, call.priority)
         return oip.format_infer(info, call, outputs)
 
     async def _plain(self, info: TenantInfo, scope: Message, receive: Receive) -> Answer:
@@ -152,32 +150,23 @@ class HttpApp:
         budget_ns = _slo_header(headers)
         if headers.get(b"content-type", b"").startswith(b"application/octet-stream"):
             inputs = plain.parse_raw(info, body)
-            return plain.format_raw(await self._run(info, inputs, budget_ns, 0, receive))
+            return plain.format_raw(await self._run(info, inputs, budget_ns, 0))
         handler = self._settings.handlers.get(info.name)
         if handler is not None:
             payload = plain.parse_payload(body)
             inputs = tensors.conform(info, await handler.preprocess(payload))
-            outputs = await self._run(info, inputs, budget_ns, 0, receive)
+            outputs = await self._run(info, inputs, budget_ns, 0)
             return plain.format_payload(await handler.postprocess(outputs, payload))
         inputs = plain.parse_json(info, body)
-        return plain.format_json(await self._run(info, inputs, budget_ns, 0, receive))
+        return plain.format_json(await self._run(info, inputs, budget_ns, 0))
 
     async def _run(
-        self, info: TenantInfo, inputs: Any, budget_ns: int | None, priority: int, receive: Receive
+        self, info: TenantInfo, inputs: Any, budget_ns: int | None, priority: int
     ) -> Any:
-        watch = _DisconnectWatch(receive)
         try:
             result = await self._client().infer(info.name, inputs, budget_ns, priority)
         except InferError as error:
             raise _as_http(error) from None
-        except asyncio.CancelledError:
-            if watch.is_client_gone():
-                gone = HttpError("client_gone", "the client is gone")
-                gone.is_counted = True  # as cancelled
-                raise gone from None
-            raise
-        finally:
-            watch.stop()
         return result.outputs
 
     async def _body(self, headers: HeaderMap, receive: Receive) -> bytes:
@@ -288,41 +277,6 @@ _ROUTES: Final[dict[str, Callable[[HttpApp, Message], Awaitable[Answer]]]] = {
     "/healthz": HttpApp._live,
     "/readyz": HttpApp._ready,
 }
-
-
-class _DisconnectWatch:
-    """Cancels the current task when its client goes away.
-
-    Waiting costs a task, so it starts only for requests that take longer than `WATCH_AFTER_S`.
-    """
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._owner = asyncio.current_task()
-        self._task: asyncio.Task[None] | None = None
-        self._gone = False
-        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
-
-    def _start(self) -> None:
-        self._task = asyncio.create_task(self._wait())
-
-    async def _wait(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._gone = True
-        if self._owner is not None:
-            self._owner.cancel()
-
-    def is_client_gone(self) -> bool:
-        """Called by the owner on being cancelled: was it us? Then the cancellation is used up."""
-        if self._gone and self._owner is not None:
-            self._owner.uncancel()
-        return self._gone
-
-    def stop(self) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
 
 
 def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
