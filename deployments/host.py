@@ -25,6 +25,7 @@ import uvloop
 from coissue.deployments.attach import Attacher, AttachError, bytes_needed, describe_tenant
 from coissue.deployments.channel.frames import Endpoint, Refused, TenantInfo
 from coissue.deployments.channel.server import Answer, ChannelServer, SubmitRequest
+from coissue.deployments.discovery import settle_garbage
 from coissue.deployments.executor import Costs, DeviceExecutor, Reply, Running, ServedProgram
 from coissue.deployments.http.errors import STATUS
 from coissue.deployments.metrics import Levels, SchedulerMetrics
@@ -113,6 +114,7 @@ class SchedulerHost:
         port = self.settings.scheduler.metrics_port
         if port is not None:
             self._metrics_server = self.metrics.serve(port)
+        settle_garbage()
         logger.info("scheduler up endpoint=%s device=%s", self.endpoint, self.device.name)
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from coissue.deployments.channel.client import SchedulerClient
-from coissue.deployments.discovery import BLIND, HEALTH_SECONDS, POOL, find_endpoint
+from coissue.deployments.discovery import BLIND, HEALTH_SECONDS, POOL, find_endpoint, settle_garbage
 from coissue.deployments.handlers import Handler, load_handlers
 from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.settings import AppSettings
@@ -38,6 +38,7 @@ class Pool:
         handlers |= {name: RemoteHandler(name, handle) for name, handle in dedicated.items()}
         self._http = HttpSettings(body_bytes=parsed.pool.body_bytes, handlers=handlers)
         self._client = await SchedulerClient.connect(find_endpoint)
+        settle_garbage()
 
     def __serve_build_asgi_app__(self) -> HttpApp:
         return HttpApp(lambda: self._client, self._http)

@@ -33,6 +33,7 @@ from coissue.scheduler.messages import (
     DeviceLost,
     Drain,
     Event,
+    Launch,
     LaunchDone,
     LaunchFailed,
     Outcome,
@@ -184,6 +185,15 @@ class Core:
             return
         self._armed_ns = deadline_ns
         self.retire.commands.append(WakeAt(deadline_ns))
+
+    def ends_with(self, launch: Launch) -> bool:
+        """True if nothing can be launched after `launch` unless something new arrives."""
+        open_requests = self.window.open
+        return not self.window.ready.count and all(
+            request.left == 1
+            for segment in launch.segments
+            if (request := open_requests.get(segment.request)) is not None
+        )
 
     def take_records(self) -> tuple[list[LaunchRecord], list[RequestRecord]]:
         """Records since the last call, each once."""

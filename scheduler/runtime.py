@@ -226,7 +226,11 @@ class Runtime:
             log.warning("launch=%d failed=%r", launch.launch, error)
             self.post(LaunchFailed(self._clock.now_ns(), launch.launch, str(error)))
         else:
-            self.post(LaunchDone(self._clock.now_ns(), launch.launch, measured_ns))
+            done = LaunchDone(self._clock.now_ns(), launch.launch, measured_ns)
+            if self._inbox or not self.core.ends_with(launch):
+                self.post(done)
+            else:  # what arrived meanwhile cannot be late for a batch: answer at once
+                self._advance([done])
 
     def _compile(self, compile: Compile) -> None:
         try:
