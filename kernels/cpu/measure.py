@@ -44,8 +44,8 @@ def measure(
 ) -> Iterator[None]:
     """Records the kernel on a grid of units, segments and weight sets, one point per step.
 
-    Points the table puts beyond `bound_ns` are left out, so that no step takes much longer than
-    four times that.
+    Points that as many launches as there are weight sets put beyond `bound_ns` are left out, so
+    that no step takes much longer than `REPEATS` times that.
     """
     signature = lowered.kernels[kernel_index].signature
     bound = device.bind(lowered, kernel_index)
@@ -53,8 +53,12 @@ def measure(
     for number in sorted({min(number, len(sets)) for number in weight_sets}):
         for count in sorted({max(count, number) for count in segments}):
             for total in (total for total in units if total >= count):
-                known = signature in table
-                if known and table.predict_ns(signature, total, count, number) > bound_ns:
+                # By the points of one request: between few points the table has to be cautious,
+                # and what it so forbids to measure it would never learn.
+                if (
+                    signature in table
+                    and number * table.predict_ns(signature, total, 1, 1) > bound_ns
+                ):
                     break
                 chosen = [sets[i % number] for i in range(count)]
                 done, ns = _time_ns(device, lowered, kernel_index, chosen, total)
