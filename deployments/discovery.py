@@ -20,6 +20,8 @@ FAILED_PREFIX = "tenant-"
 SERVE_FLAGS = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # Ray runs its workers at nice 15: whatever else runs on the node would come first.
+    "RAY_worker_niceness": "0",
     # Shutting down waits this long for outside load balancers to notice; there is none.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",

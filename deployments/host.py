@@ -33,6 +33,7 @@ from coissue.deployments.settings import MS, AppSettings, SloClass, TenantSettin
 from coissue.deployments.timeline import Timeline
 from coissue.kernels.cost_table import CostTable
 from coissue.kernels.cpu.device import CpuDevice
+from coissue.kernels.cpu.measure import GRID
 from coissue.scheduler.clock import MonotonicClock
 from coissue.scheduler.core import Core
 from coissue.scheduler.messages import (
@@ -71,7 +72,8 @@ class SchedulerHost:
         )
         self._costs_file = cache / "costs.json"
         self.costs = Costs(CostTable())
-        self.costs.table.load(self._costs_file, self.device.name)
+        self._costs_of = f"{self.device.name}, grid {GRID}"
+        self.costs.table.load(self._costs_file, self._costs_of)
         self.executor = DeviceExecutor(self.device)
         self.clock = MonotonicClock()
         core = Core(self._core_limits(), settings.scheduler.policy, self.costs, Random(0))
@@ -123,7 +125,7 @@ class SchedulerHost:
             self._metrics_server.server_close()
         self.channel.stop()
         self.runtime.stop()
-        self.costs.table.save(self._costs_file, self.device.name)
+        self.costs.table.save(self._costs_file, self._costs_of)
 
     @property
     def endpoint(self) -> Endpoint:

@@ -24,6 +24,8 @@ from coissue.kernels.lowered import Lowered
 #: Launches timed per point, after one to warm up; the fastest counts, for whatever else the machine
 #: does only adds time, and what it does all the time is corrected for while serving.
 REPEATS = 5
+#: Changes whenever points are chosen or timed differently: older stored points are not read.
+GRID = 2
 UNITS = (1, 8, 64, 256)
 SEGMENTS = (1, 8)
 WEIGHT_SETS = (1, 4)
