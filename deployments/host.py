@@ -51,7 +51,7 @@ from coissue.scheduler.runtime import Runtime
 logger = logging.getLogger("coissue.host")
 COLLECT_SECONDS = 0.5
 #: A joined kernel takes this part of the preemption bound for a small request.
-JOIN_SHARE = 4
+JOIN_SHARE = 2
 
 
 @final

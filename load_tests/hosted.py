@@ -97,6 +97,17 @@ class Hosted:
         with keep_from_interrupts():
             self.close()
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Every process of this cluster stands still; its idle work must not slow another down."""
+        assert self._child is not None
+        family = list_family(self._child.pid)
+        signal_all(family, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            signal_all(family, signal.SIGCONT)
+
     def close(self) -> None:
         child = self._child
         if child is None:
@@ -253,6 +264,12 @@ def read_resident(pid: int) -> int:
     with contextlib.suppress(OSError, IndexError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
+
+
+def signal_all(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def end_processes(pids: list[int]) -> None:
