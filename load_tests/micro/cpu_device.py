@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coissue.kernels.cpu.device import CpuDevice, DeviceSegment, place_inputs
+from coissue.kernels.cpu.border import Arrival, Border, enter
+from coissue.kernels.cpu.device import CpuDevice, DeviceSegment
 from coissue.kernels.ir import Dim, Op, Port, Program, R, Type, Weight, fixed
 from coissue.kernels.lowered import KernelKind, Lowered
 from coissue.kernels.passes.fuse import arrange, assemble
@@ -94,7 +95,9 @@ def overhead(device: CpuDevice, width: int, layers: int, tenants: int, same: boo
     for count in (1, 8, 32):
         x = np.random.default_rng(1).standard_normal((count, width)).astype(np.float32)
         owners = [bounds[i % tenants] for i in range(count)]
-        places = [place_inputs(o[0], {"x": x[i : i + 1]}, 1, 0) for i, o in enumerate(owners)]
+        places = enter(
+            [Arrival(Border(o[0]), {"x": x[i : i + 1]}, 1, 0) for i, o in enumerate(owners)]
+        )
 
         def launch(owners=owners, places=places):
             device.run([
