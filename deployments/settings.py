@@ -76,7 +76,7 @@ class SloClass(Settings):
 class ModelSettings(Settings):
     """Where a model comes from: exactly one of `factory`, `program`, `checkpoint`."""
 
-    #: `pkg.mod:callable` returning `torch.nn.Module` or (module, sample inputs).
+    #: `pkg.mod:callable` returning (module, {input name: sample tensor}); see capture/sources.py.
     factory: str | None = None
     #: A file saved by `torch.export.save`.
     program: str | None = None

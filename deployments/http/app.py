@@ -272,6 +272,7 @@ _ROUTES: Final[dict[str, Callable[[HttpApp, Message], Awaitable[Answer]]]] = {
     "/v2/health/live": HttpApp._live,
     "/v2/health/ready": HttpApp._ready,
     "/v2/models": HttpApp._models,
+    "/": HttpApp._status,
     "/status": HttpApp._status,
     "/metrics": HttpApp._metrics,
     "/healthz": HttpApp._live,

@@ -63,7 +63,7 @@ def test_models_are_listed(server):
 @pytest.mark.parametrize(
     "path",
     [
-        "/", "/nothing", "/v2/nothing", "/v2/models/m/nothing", "/v2/models/m/versions",
+        "/nothing", "/v2/nothing", "/v2/models/m/nothing", "/v2/models/m/versions",
         "/v2/models/m/versions/1/nothing", "/v2/models/m/other/1/ready", "/tenants", "/tenants/",
         "/tenants/m/x", "/v2/models/m/versions/1/ready/x", "/v2/models//infer", "//",
         "/v2/trace/setting", "/V2",
