@@ -103,6 +103,8 @@ def load_app_config(path: str | Path) -> tuple[dict[str, Any], AppSettings]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ConfigError("not a file")
     try:
         config = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
@@ -113,7 +115,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConfigError(f"{where}{error.problem or 'not valid YAML'}") from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except (
+        yaml.YAMLError, RecursionError, ValueError, KeyError, TypeError, AttributeError,
+    ) as error:  # the last four: scalars whose tag says what they are not  # fmt: skip
         raise ConfigError(f"not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
         raise ConfigError("applications: missing, this is not a Serve config")

@@ -34,6 +34,10 @@ STOP_SECONDS = 5
 ATTACH_TRIES = 2
 
 
+#: A little more than the capture server gives a job.
+CAPTURE_SECONDS_MAX = 630
+
+
 @dataclass(slots=True)
 class Wanted:
     """One tenant of the settings and how far it got."""
@@ -69,9 +73,16 @@ class Captures:
         out = self._folder / f"{tenant.name}-{version}"
         job = out.with_suffix(".json")
         fields = {"name", "model", "limits"}
-        job.write_text(tenant.model_dump_json(include=fields))
+        try:
+            job.write_text(tenant.model_dump_json(include=fields))
+        except ValueError as error:  # arguments that contain themselves
+            raise TenantFailed(f"model.kwargs: cannot be written as JSON: {error}") from None
         async with self._turns:
-            answer = await self._ask({"job": str(job), "folder": str(out)})
+            ask = self._ask({"job": str(job), "folder": str(out)})
+            try:
+                answer = await asyncio.wait_for(ask, CAPTURE_SECONDS_MAX)
+            except TimeoutError:  # even its supervisor is gone
+                raise TenantFailed(f"capture gave no answer in {CAPTURE_SECONDS_MAX} s") from None
         if "error" in answer:
             raise TenantFailed(answer["error"])
         return str(out)

@@ -29,6 +29,9 @@ SERVE_FLAGS = {
 #: HAProxy's statistics for people and Prometheus. It shares a port in use silently with the owner,
 #: so a second instance on a machine takes free ones.
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_METRICS_PORT": 9101, "RAY_SERVE_HAPROXY_STATS_PORT": 8404}
+#: Serve's fallback proxies. Their sockets are shared by every cluster of a machine that keeps the
+#: defaults, and while a replica is away HAProxy asks them: another cluster would answer for ours.
+FALLBACK_PORTS = ("RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT")
 #: A killed replica is noticed after so long; Serve's default is 10.
 HEALTH_SECONDS = 2
 #: With num_gpus=0 Ray leaves every GPU visible: a replica must not open a context of its own.
@@ -46,6 +49,9 @@ def apply_serve_flags() -> None:
     for name, port in HAPROXY_PORTS.items():
         if name not in os.environ:
             os.environ[name] = str(find_port(port) or find_port(0))
+    for name in FALLBACK_PORTS:  # never the default: two clusters may start at the same moment
+        if name not in os.environ:
+            os.environ[name] = str(find_port(0))
 
 
 def find_port(port: int) -> int:
@@ -69,8 +75,11 @@ def settle_garbage() -> None:
 
 
 async def find_endpoint(device_index: int = 0) -> Any:
-    """The endpoint of the running scheduler. Raises `ValueError` while there is none."""
+    """The endpoint of the running scheduler. Raises `ConnectionError` while there is none."""
     import ray
 
-    actor = ray.get_actor(scheduler_name(device_index), namespace=NAMESPACE)
-    return await actor.endpoint.remote()
+    try:
+        actor = ray.get_actor(scheduler_name(device_index), namespace=NAMESPACE)
+        return await actor.endpoint.remote()
+    except (ValueError, ray.exceptions.RayError) as error:
+        raise ConnectionError("no scheduler is running") from error

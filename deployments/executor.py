@@ -26,9 +26,11 @@ from coissue.scheduler.messages import (
     SignatureId,
     TenantSpec,
 )
+from coissue.scheduler.ports import LaunchError
 
 Reply = Callable[[Answer], None]
 #: What a client is told when the core says no more than the reason.
+BAD_INDEX = "an input holds an index that is outside of the table it looks up"
 SENTENCES = {
     "deadline": "predicted to finish after its deadline: not queued",
     "tenant_quota": "the tenant has as many requests in flight as its limits.in_flight allows",
@@ -116,7 +118,7 @@ class DeviceExecutor:
         self._reader.forget()
         members = [self._running[part.request] for part in launch.segments]
         self._enter([running for running in members if running.buffers is None], now_ns)
-        self._device.run(
+        self._run(
             [
                 DeviceSegment(own.program.kernels[p.kernel], own.rows, own.tokens, own.buffers)
                 for p, own in zip(launch.segments, members, strict=True)
@@ -128,6 +130,12 @@ class DeviceExecutor:
             running.device_ns += measured_ns * part.units // total
             running.launches += 1
         return measured_ns
+
+    def _run(self, segments: list[DeviceSegment]) -> None:
+        try:
+            self._device.run(segments)
+        except IndexError as error:  # an id beyond an embedding's table: the client's mistake
+            raise LaunchError(BAD_INDEX) from error
 
     @staticmethod
     def _enter(starting: list[Running], now_ns: int) -> None:
@@ -171,5 +179,7 @@ def refuse(complete: Complete) -> Answer:
     reason = complete.outcome.value
     if complete.reason is not None and not expired:
         reason = complete.reason.value
+    if complete.message == BAD_INDEX:
+        reason = "malformed"
     message = complete.message or SENTENCES.get(reason, f"the request was {reason}")
     return Answer(reason=reason, message=message, retry_after_ns=complete.retry_after_ns)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 MS = 1_000_000
 MIB = 1024 * 1024
+FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 
 
@@ -96,7 +97,7 @@ class ModelSettings(Settings):
             )
         if (self.checkpoint is None) != (self.architecture is None):
             raise ValueError("checkpoint and architecture go together")
-        if self.factory is not None and ":" not in self.factory:
+        if self.factory is not None and not FACTORY.fullmatch(self.factory):
             raise ValueError(f"factory must look like 'pkg.mod:callable', not {self.factory!r}")
         return self
 

@@ -5,7 +5,7 @@
 
 One job: the last line on stdout is for the caller, all else goes to stderr. As a server it imports
 torch and its exporter once (seconds), then reads lines {"job": ..., "folder": ...} and answers each
-with a line {"folder": ..., "status": ..., and what one job would say}, in the order they end. A
+with a line {"folder": ..., "status": ..., "error": ... if refused}, in the order they end. A
 tenant's code runs in the child only, so one tenant can neither see nor break another's capture.
 """
 
@@ -24,6 +24,8 @@ from coissue.deployments.capture.artifact import CaptureError, CaptureJob
 
 #: The exit status of a model that cannot be captured, whatever the reason.
 REFUSED = 3
+#: Of a sentence that the server passes on; escaped as JSON, it stays below PIPE_BUF.
+ERROR_CHARS_MAX = 550
 #: A child of the server that takes longer is ended.
 SECONDS_MAX = 600
 
@@ -74,29 +76,6 @@ def serve(lines: TextIO, answers: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def supervise(job_file: str, folder: str, answers: int) -> None:
-    """In a child: runs the job in a child of its own and tells how it ended, whatever it does."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    inbox, outbox = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(inbox)
-        signal.alarm(SECONDS_MAX)
-        status, line = main(job_file, folder)
-        os.write(outbox, json.dumps({**line, "status": status}).encode())
-        os._exit(0)
-    os.close(outbox)
-    with os.fdopen(inbox, "rb") as reader:
-        told = reader.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if not told:
-        why = f"took longer than {SECONDS_MAX} s" if code == -signal.SIGALRM else f"ended: {code}"
-        told = json.dumps({"error": f"capture {why}", "status": REFUSED}).encode()
-    line = {**json.loads(told), "folder": folder}
-    os.write(answers, json.dumps(line).encode() + b"\n")
-    os._exit(0)
-
-
 def read_job(path: Path) -> CaptureJob:
     try:
         return CaptureJob.model_validate_json(path.read_text())
@@ -104,6 +83,35 @@ def read_job(path: Path) -> CaptureJob:
         first = error.errors()[0]  # type: ignore[attr-defined]
         keys = ".".join(str(part) for part in first["loc"])
         raise CaptureError(f"{keys}: {first['msg']}") from error
+
+
+def supervise(job_file: str, folder: str, answers: int) -> None:
+    """In a child: runs the job in a child of its own and tells how it ended, whatever it does.
+
+    The answer comes by file and the end by `waitpid`, so that nothing the tenant's code leaves
+    running (it inherits every descriptor) can hold it back.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    told = Path(folder + ".answer")
+    child = os.fork()
+    if child == 0:
+        os.close(answers)
+        signal.alarm(SECONDS_MAX)
+        status, line = main(job_file, folder)
+        told.write_text(json.dumps({**line, "status": status}))
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        line = json.loads(told.read_text())
+    except (OSError, ValueError):
+        why = f"took longer than {SECONDS_MAX} s" if code == -signal.SIGALRM else f"ended: {code}"
+        line = {"error": f"capture {why}", "status": REFUSED}
+    if len(line.get("error", "")) > ERROR_CHARS_MAX:
+        line["error"] = line["error"][:ERROR_CHARS_MAX] + " ..."
+    # One write of less than PIPE_BUF: lines of several supervisors do not mix.
+    line = {key: line[key] for key in ("error", "status") if key in line} | {"folder": folder}
+    os.write(answers, json.dumps(line).encode() + b"\n")
+    os._exit(0)
 
 
 if __name__ == "__main__":

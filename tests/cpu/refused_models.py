@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import numpy as np
 import torch
 from torch import nn
@@ -119,3 +122,18 @@ RETURNED = {
 
 def returned(name):
     return RETURNED[name]
+
+
+def talkative():
+    raise RuntimeError("a state dict with many keys: " + "k\u20ac" * 100_000)
+
+
+def parent_of_a_sleeper():
+    if os.fork() == 0:
+        time.sleep(300)
+        os._exit(0)
+    return nn.Linear(2, 2), {"x": torch.ones(3, 2)}
+
+
+def suicidal():
+    os.abort()

@@ -285,3 +285,28 @@ def test_minilm_package_is_the_minilm_architecture():
         vector = source.run({"input_ids": ids, "attention_mask": torch.ones_like(ids)})["embedding"]
     assert vector.shape == (1, 384)
     assert float(vector.norm()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_server_survives_what_a_tenant_leaves_behind(tmp_path):
+    """A sentence of any length, a child that runs on, and a factory that ends its process."""
+    names = ("talkative", "parent_of_a_sleeper", "suicidal")
+    for name in names:
+        job = {"name": name, "model": {"factory": f"refused_models:{name}"}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(job))
+    server = subprocess.Popen(
+        [sys.executable, "-m", "coissue.deployments.capture", "--serve"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    with server:
+        for name in names:
+            line = {"job": str(tmp_path / f"{name}.json"), "folder": str(tmp_path / name)}
+            server.stdin.write(json.dumps(line) + "\n")
+        server.stdin.flush()
+        answers = [json.loads(server.stdout.readline()) for _ in names]
+        os.killpg(server.pid, signal.SIGKILL)
+    by_name = {Path(answer["folder"]).name: answer for answer in answers}
+    assert len(by_name["talkative"]["error"]) < 1000
+    assert by_name["talkative"]["error"].startswith("model.factory")
+    assert by_name["parent_of_a_sleeper"]["status"] == 0
+    assert "ended" in by_name["suicidal"]["error"]

@@ -149,6 +149,22 @@ def test_impossible_deadline_is_refused_at_once_with_the_reason(host):
     assert error.message
 
 
+def test_index_outside_of_a_table_is_the_clients_mistake(host):
+    async def work():
+        client = await connect(host)
+        good = client.infer("tagger", {"input_ids": np.array([[1, 2]])})
+        bad = client.infer("tagger", {"input_ids": np.array([[1, 50]])})
+        answers = await asyncio.gather(good, bad, return_exceptions=True)
+        await client.close()
+        return answers
+
+    good, bad = run(work())
+    assert good.outputs["output"].shape == (1, 3)
+    assert isinstance(bad, InferError)
+    assert bad.reason == "malformed"
+    assert "index" in bad.message
+
+
 def test_cancelled_request_is_withdrawn(host):
     async def work():
         client = await connect(host)

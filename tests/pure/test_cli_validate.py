@@ -233,3 +233,14 @@ def test_status_errors_are_one_line(serve, status, body, line):
     result = RUNNER.invoke(app, ["status", "--url", serve(status, body)])
     assert result.exit_code == 1
     assert line in result.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: 2020-99-99", 'a: !!int "zz"', 'a: !!bool "zz"', 'a: !!timestamp "zz"', "a: !!set [1]"],
+)
+def test_scalars_that_are_not_what_their_tag_says_are_one_line(tmp_path, text):
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_app_config(path)
