@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -41,7 +40,6 @@ class Repeats:
         }
         every["a.b_c-1"] = every["any-f32"]
         every["words"] = (ports("x", "i64", R, T), ports("y", "i64", R, T))
-        every["stuck"] = every["any-f32"]
         self.directory = {
             name: TenantInfo(name, 1, "ready", *pair, rows_limit=4096, tokens_limit=64)
             if name == "words"
@@ -50,18 +48,10 @@ class Repeats:
         }
         self.is_connected = True
         self.calls = []
-        self.reached = threading.Event()
-        self.withdrawn = threading.Event()
 
     async def infer(self, name, inputs, budget_ns=None, priority=0):
         check_inputs(self.directory[name], inputs)
         self.calls.append((name, budget_ns, priority))
-        if name == "stuck":
-            self.reached.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.withdrawn.set()
         return InferResult({"y": inputs["x"]}, 0, 0, 1)
 
     def report(self, refused):
@@ -226,18 +216,6 @@ def test_endless_chunks_end_at_the_limit(address):
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     answer = talk(address, HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 17)
     assert answer.startswith(b"HTTP/1.1 413")
-
-
-def test_client_that_hangs_up_is_withdrawn(address, scheduler):
-    host, port = address.split(":")
-    with socket.create_connection((host, int(port))) as connection:
-        body = np.ones(3, np.float32).tobytes()
-        connection.sendall(
-            b"POST /tenants/stuck HTTP/1.1\r\nHost: h\r\n"
-            b"Content-Type: application/octet-stream\r\nContent-Length: 12\r\n\r\n" + body
-        )
-        assert scheduler.reached.wait(30)
-    assert scheduler.withdrawn.wait(30)
 
 
 def test_keep_alive_over_errors(address):
