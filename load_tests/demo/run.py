@@ -1,7 +1,7 @@
 """`make demo`: twelve tenants served and measured under two policies, in one table.
 
 Trains what is missing, starts the application of configs/demo.yaml, finds how fast one text request
-is answered alone, sends one open-loop schedule a little above what one request at a time can carry,
+is answered alone, sends one open-loop schedule twice what one request at a time can carry,
 in turns under `space_time` and `time_only`, and prints what coalescing gained. Everything started
 here is stopped again, also on Ctrl-C.
 """
@@ -34,7 +34,7 @@ READY_SECONDS_MAX = 420.0
 TURN_SECONDS = 7.0
 TURNS = 2
 #: Text load as a multiple of what one request at a time can carry.
-LOAD = 1.3
+LOAD = 2.0
 CALIBRATION_REQUESTS = 30
 
 
