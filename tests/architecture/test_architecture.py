@@ -142,6 +142,11 @@ def test_replicas_import_no_torch():
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.xfail(strict=True, reason="the size budget is missed: docs/decisions/007-size.md")
+def test_product_is_under_its_size_budget():
+    assert sum(count_lines(folder) for folder in PRODUCT) < PRODUCT_LINES_WANTED
+
+
 @pytest.mark.parametrize("edges", [KERNEL_EDGES, REQUEST_EDGES], ids=["kernel", "request"])
 def test_state_diagrams_are_in_step_with_the_tables(edges):
     assert render_diagram(edges).strip() in (ROOT / "ARCHITECTURE.md").read_text()
