@@ -9,7 +9,6 @@ systems of a comparison run in one cluster and are loaded in turns. Run it on a 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import itertools
 import json
 import math
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 from rich.console import Console
 
 from load_tests import results, wrk
@@ -196,7 +196,7 @@ def check_same_answers(ours: Target, stock: Target) -> None:
     for target in (ours, stock):
         shots = tuple(Shot(i * 20_000_000, tenant, 0) for i, tenant in enumerate(target.payloads))
         load = run_load(shots, target.payloads, port=target.port)
-        answers.append(asyncio.run(load).answers)
+        answers.append(uvloop.run(load).answers)
     for mine, theirs in zip(*answers, strict=True):
         if not (mine.is_ok and theirs.is_ok):
             raise HostFailed(f"statuses {mine.status} and {theirs.status}: {mine.body[:200]!r}")

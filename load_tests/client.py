@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import httptools
 import numpy as np
@@ -176,8 +177,7 @@ class Connection(asyncio.Protocol):
         self.parser = httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def send(self, answer: Answer, data: bytes) -> None:
         assert self.transport is not None

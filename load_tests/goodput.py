@@ -7,10 +7,11 @@ machine does then hits all of them alike.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+
+import uvloop
 
 from load_tests.client import LoadResult, Payload, percentile, plan_poisson, run_load
 
@@ -47,7 +48,7 @@ def measure(target: Target, rate: float, seconds: float, seed: int) -> Probe:
     rates = dict.fromkeys(target.payloads, rate / len(target.payloads))
     items = {tenant: len(payloads) for tenant, payloads in target.payloads.items()}
     schedule = plan_poisson(rates, items, seconds, seed)
-    result = asyncio.run(run_load(schedule, target.payloads, port=target.port, drain_s=3.0))
+    result = uvloop.run(run_load(schedule, target.payloads, port=target.port, drain_s=3.0))
     return judge(result, rate, warm_ns=int(seconds * 0.2e9))
 
 

@@ -28,6 +28,8 @@ from coissue.deployments.discovery import NAMESPACE, apply_serve_flags, schedule
 LOOP = asyncio.new_event_loop()
 #: Logical CPUs of the cluster: room for every replica, whatever the machine has.
 LOGICAL_CPUS = 64
+#: The same for all: without it Serve makes a log record per request and drops it.
+QUIET = {"enable_access_log": False, "log_level": "WARNING"}
 
 
 def start(config: Path | None, stock: int, empty: bool, port: int) -> None:
@@ -47,7 +49,7 @@ def start(config: Path | None, stock: int, empty: bool, port: int) -> None:
     serve.start(
         proxy_location="HeadOnly",
         http_options={"host": "127.0.0.1", "port": port},
-        logging_config={"enable_access_log": False},
+        logging_config=QUIET,
     )
     targets = list_targets(config, stock, empty)
     serve.run_many(targets, wait_for_applications_running=True)
@@ -58,17 +60,16 @@ def list_targets(config: Path | None, stock: int, empty: bool) -> list[Any]:
 
     from load_tests.parity import empty_serve, stock_serve
 
-    quiet = {"enable_access_log": False}
     targets = []
     if config is not None:
         targets.append(load_application(config))
     for head in range(stock):
         name = stock_serve.name_of(head)
-        app = stock_serve.Stock.options(name=name, logging_config=quiet).bind(head)
-        targets.append(RunTarget(app, name, f"/{name}", logging_config=quiet))
+        app = stock_serve.Stock.options(name=name, logging_config=QUIET).bind(head)
+        targets.append(RunTarget(app, name, f"/{name}", logging_config=QUIET))
     if empty:
-        app = empty_serve.Empty.options(logging_config=quiet).bind()
-        targets.append(RunTarget(app, "empty-serve", "/empty-serve", logging_config=quiet))
+        app = empty_serve.Empty.options(logging_config=QUIET).bind()
+        targets.append(RunTarget(app, "empty-serve", "/empty-serve", logging_config=QUIET))
     return targets
 
 
@@ -83,8 +84,7 @@ def load_application(config: Path) -> Any:
     # No Prometheus port of its own: another cluster of this machine may have it.
     given["args"].setdefault("scheduler", {})["metrics_port"] = None
     app = build(AppSettings.model_validate(given["args"]))
-    quiet = {"enable_access_log": False}
-    return RunTarget(app, given["name"], given["route_prefix"], logging_config=quiet)
+    return RunTarget(app, given["name"], given["route_prefix"], logging_config=QUIET)
 
 
 def find_scheduler() -> Any:

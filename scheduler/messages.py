@@ -1,15 +1,15 @@
 """What goes into the core and what comes out: events, commands, and the data they carry.
 
-Rules: plain data, events frozen (commands are not: freezing one costs 1 us a launch); ids are
-integers given by the caller or by a counter of the core; all times are integer nanoseconds on the
-core's clock. The runtime makes events and carries out commands; the simulator does the same on a
-simulated clock. The core never sees a tensor.
+Rules: plain data that nobody changes (events and commands are not frozen: that costs 1 us each);
+ids are integers given by the caller or by a counter of the core; all times are integer nanoseconds
+on the core's clock. The runtime makes events and carries out commands; the simulator does the same
+on a simulated clock. The core never sees a tensor.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, unique
+from enum import Enum, StrEnum, unique
 from typing import NamedTuple, NewType
 
 RequestId = NewType("RequestId", int)
@@ -23,8 +23,11 @@ WeightsId = NewType("WeightsId", int)
 
 
 @unique
-class Outcome(Enum):
+class Outcome(StrEnum):
     """How an admitted request ended."""
+
+    #: Enum's own hash is Python code, and outcomes are counted for every request.
+    __hash__ = str.__hash__
 
     COMPLETED = "completed"
     EXPIRED = "expired"
@@ -78,24 +81,24 @@ class TenantSpec:
 # --- events: what happened ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Event:
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attached(Event):
     tenant: TenantSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Detached(Event):
     """The tenant takes no more requests; those admitted finish."""
 
     tenant: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submitted(Event):
     request: RequestId
     tenant: str
@@ -109,58 +112,58 @@ class Submitted(Event):
     bytes_needed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cancelled(Event):
     request: RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlanReady(Event):
     signature: SignatureId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompileFailed(Event):
     signature: SignatureId
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LaunchDone(Event):
     launch: LaunchId
     #: Device time of the launch.
     measured_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LaunchFailed(Event):
     launch: LaunchId
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceLost(Event):
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceBack(Event):
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Woke(Event):
     """A time asked for by `WakeAt` has come."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PolicyChosen(Event):
     """Use another policy from the next pump on (side-by-side runs)."""
 
     policy: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Drain(Event):
     """Admit nothing more; finish what is admitted."""
 

@@ -49,11 +49,6 @@ T = TypeVar("T")
 _at_ns = attrgetter("at_ns")
 
 
-def _is_launch(command: Command) -> bool:
-    """Sorts launches last: answers must not wait for them."""
-    return isinstance(command, Launch)
-
-
 class RuntimeStoppedError(RuntimeError):
     """The runtime has ended; the function was not run."""
 
@@ -192,8 +187,14 @@ class Runtime:
         now_ns = max(self._clock.now_ns(), events[-1].at_ns if events else self._last_ns)
         events.append(Woke(now_ns))
         self._last_ns = now_ns
-        for command in sorted(self.core.handle(*events), key=_is_launch):
-            self._carry_out(command)
+        launches = []
+        for command in self.core.handle(*events):
+            if isinstance(command, Launch):
+                launches.append(command)  # answers must not wait for them
+            else:
+                self._carry_out(command)
+        for launch in launches:
+            self._launch(launch)
 
     def _wake_at(self, at_ns: int) -> None:
         if self._timer is not None:
@@ -203,8 +204,6 @@ class Runtime:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case Launch():
-                self._launch(command)
             case Complete():
                 self._executor.complete(command)
             case Free():

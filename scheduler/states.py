@@ -13,8 +13,13 @@ from typing import Final
 from coissue.scheduler.messages import Outcome
 
 
+class _State(IntEnum):
+    #: Enum's own hash is Python code, and these are looked up for every request.
+    __hash__ = int.__hash__
+
+
 @unique
-class KernelState(IntEnum):
+class KernelState(_State):
     BLOCKED = 0  # a producer is not done
     READY = 1  # in the ready queue of its signature
     BATCHED = 2  # chosen; only inside one pump
@@ -25,7 +30,7 @@ class KernelState(IntEnum):
 
 
 @unique
-class RequestState(IntEnum):
+class RequestState(_State):
     ADMITTED = 0  # nothing launched yet
     RUNNING = 1  # has results or work on the device
     COMPLETED = 2

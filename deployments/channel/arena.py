@@ -125,24 +125,18 @@ def take_tensors(
     refs: Sequence[TensorRef], body: memoryview | bytes, arena: Mapping | None
 ) -> list[np.ndarray]:
     """Arrays (not copied) of tensors whose dtypes and shapes were checked before."""
-    arrays, start = [], 0
+    arrays, end = [], 0
     for ref in refs:
         if ref.offset >= 0:
             if arena is None:
                 raise InferError(MALFORMED, f"arena offset {ref.offset}, but there is no arena")
             arrays.append(arena.view(ref.dtype, ref.shape, ref.offset))
             continue
-        kind = NUMPY_DTYPES[ref.dtype]
-        start += -start % ALIGN
-        count = math.prod(ref.shape)
-        if start + count * kind.itemsize > len(body):
-            raise InferError(
-                MALFORMED,
-                f"body of {len(body)} bytes, but its tensors need {start + count * kind.itemsize}",
-            )
-        array = np.frombuffer(body, kind, count, start) if count else np.empty(0, kind)
-        arrays.append(array.reshape(ref.shape))
-        start += count * kind.itemsize
-    if start != len(body):
-        raise InferError(MALFORMED, f"body of {len(body)} bytes, but its tensors need {start}")
+        start = end + -end % ALIGN
+        end = start + ref.num_bytes
+        if end > len(body):
+            break
+        arrays.append(np.ndarray(ref.shape, NUMPY_DTYPES[ref.dtype], body, start))
+    if end != len(body):
+        raise InferError(MALFORMED, f"body of {len(body)} bytes, but its tensors need {end}")
     return arrays

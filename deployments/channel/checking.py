@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from coissue.deployments.channel.frames import DTYPE_NAMES, PortInfo, TenantInfo
+from coissue.deployments.channel.frames import DTYPE_NAMES, SIZES_LIMIT, PortInfo, TenantInfo
 from coissue.kernels.ir import Dim
 
 MALFORMED: Final = "malformed"
@@ -50,7 +50,21 @@ def check_inputs(info: TenantInfo, inputs: Mapping[str, np.ndarray]) -> tuple[in
 
 
 def check_types(info: TenantInfo, given: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[int, int]:
-    """Like `check_inputs`, from (dtype, shape) of each input in the tenant's order."""
+    """Like `check_inputs`, from (dtype, shape) of each input in the tenant's order.
+
+    Most requests of a tenant look alike, so what was in order once is remembered.
+    """
+    key = tuple(given)
+    found = info.sizes.get(key)
+    if found is None:
+        found = _check_types(info, given)
+        if len(info.sizes) >= SIZES_LIMIT:
+            info.sizes.clear()
+        info.sizes[key] = found
+    return found
+
+
+def _check_types(info: TenantInfo, given: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[int, int]:
     if len(given) != len(info.inputs):
         raise InferError(MALFORMED, f"{len(given)} inputs, allowed: {len(info.inputs)}")
     for port, (dtype, shape) in zip(info.inputs, given, strict=True):

@@ -151,7 +151,7 @@ class _Connection(Link):
         entry = _Open(self._loop.create_future(), info)
         sizes = [array.nbytes for array in arrays]
         places = self._reserve(
-            entry, sizes + [port.num_bytes(rows, tokens) for port in info.outputs]
+            entry, sizes + [ref.num_bytes for ref in info.output_refs(rows, tokens)]
         )
         refs, body = [], []
         for port, array, place in zip(info.inputs, arrays, places, strict=False):

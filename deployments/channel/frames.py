@@ -15,7 +15,8 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from functools import cached_property
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,6 +28,8 @@ ALIGN: Final = 16
 PREFIX: Final = struct.Struct("<II")
 #: Frames up to this size are collected in the receive buffer; a larger one gets its own memory.
 CHUNK_BYTES: Final = 256 * 1024
+#: Request sizes remembered per tenant.
+SIZES_LIMIT: Final = 1024
 #: Tensors up to this size travel in the body, larger ones in shared memory.
 INLINE_BYTES: Final = 64 * 1024
 
@@ -87,11 +90,20 @@ class PortInfo(msgspec.Struct, frozen=True):
         """The shape for a request of `rows` rows of `tokens` tokens."""
         return tuple([d.scale * rows**d.rows * tokens**d.tokens for d in self.shape])
 
-    def num_bytes(self, rows: int, tokens: int) -> int:
-        return math.prod(self.at(rows, tokens)) * DTYPE_BYTES[self.dtype]
+
+class TensorRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One tensor of a request or result: in the arena at `offset`, or next in the body if -1."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int = -1
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
-class TenantInfo(msgspec.Struct, frozen=True):
+class TenantInfo(msgspec.Struct, frozen=True, dict=True):
     """What a replica must know of a tenant; `reason` says why it is not ready."""
 
     name: str
@@ -109,13 +121,24 @@ class TenantInfo(msgspec.Struct, frozen=True):
     nan: Literal["allow", "reject"] = "allow"
     reason: str = ""
 
+    @cached_property
+    def sizes(self) -> dict[Any, tuple[int, int]]:
+        """(R, T) by the inputs' types that were found to be in order; see `checking`."""
+        return {}
 
-class TensorRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One tensor of a request or result: in the arena at `offset`, or next in the body if -1."""
+    @cached_property
+    def _outputs(self) -> dict[tuple[int, int], tuple[TensorRef, ...]]:
+        return {}
 
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int = -1
+    def output_refs(self, rows: int, tokens: int) -> tuple[TensorRef, ...]:
+        """The outputs of a request of this size, inline."""
+        refs = self._outputs.get((rows, tokens))
+        if refs is None:
+            if len(self._outputs) >= SIZES_LIMIT:
+                self._outputs.clear()
+            refs = tuple(TensorRef(port.dtype, port.at(rows, tokens)) for port in self.outputs)
+            self._outputs[rows, tokens] = refs
+        return refs
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -270,11 +270,14 @@ class Session(Link):
             raise InferError(
                 MALFORMED, f"outputs: {len(offsets)} offsets, allowed: 0 or {len(info.outputs)}"
             )
-        for port, offset in zip(info.outputs, offsets, strict=False):
+        if not offsets:
+            return
+        refs = info.output_refs(rows, tokens)
+        for port, ref, offset in zip(info.outputs, refs, offsets, strict=True):
             if offset >= 0:
                 if self._arena is None:
                     raise InferError(MALFORMED, f"output {port.name!r}: there is no arena")
-                self._arena.view(port.dtype, port.at(rows, tokens), offset)
+                self._arena.view(ref.dtype, ref.shape, offset)
 
     def answer(self, number: int, answer: Answer) -> None:
         """Sends the answer of request `number`, unless the client is gone."""
@@ -295,29 +298,28 @@ class Session(Link):
         self, entry: _Pending, outputs: Sequence[np.ndarray]
     ) -> tuple[tuple[TensorRef, ...], list[np.ndarray]]:
         """Copies outputs into the arena where the client reserved room; the rest goes inline."""
-        ports = entry.info.outputs
-        if len(outputs) != len(ports):
-            raise InferError("internal", f"{len(outputs)} outputs computed, not {len(ports)}")
-        refs, inline = [], []
-        for port, output, offset in zip(
-            ports, outputs, entry.outputs or (-1,) * len(ports), strict=True
-        ):
-            want = port.at(entry.rows, entry.tokens)
-            if output.shape != want or DTYPE_NAMES.get(output.dtype) != port.dtype:
+        refs = entry.info.output_refs(entry.rows, entry.tokens)
+        if len(outputs) != len(refs):
+            raise InferError("internal", f"{len(outputs)} outputs computed, not {len(refs)}")
+        inline, size = [], 0
+        for index, (ref, output) in enumerate(zip(refs, outputs, strict=True)):
+            if output.shape != ref.shape or DTYPE_NAMES.get(output.dtype) != ref.dtype:
                 raise InferError(
                     "internal",
-                    f"output {port.name!r}: computed {output.dtype} {list(output.shape)}, "
-                    f"not {port.dtype} {list(want)}",
+                    f"output {entry.info.outputs[index].name!r}: computed {output.dtype} "
+                    f"{list(output.shape)}, not {ref.dtype} {list(ref.shape)}",
                 )
-            if offset >= 0:
-                np.copyto(self._arena.view(port.dtype, want, offset), output)
+            if entry.outputs and entry.outputs[index] >= 0:
+                np.copyto(self._arena.view(ref.dtype, ref.shape, entry.outputs[index]), output)
             else:
                 inline.append(np.asarray(output, order="C"))
-            refs.append(TensorRef(port.dtype, want, offset))
-        size = sum(array.nbytes for array in inline)
+                size += output.nbytes
         if size + self.limits.header_bytes > self.limits.frame_bytes:
             raise InferError(TOO_LARGE, f"outputs: {size} bytes do not fit into a frame")
-        return tuple(refs), inline
+        if entry.outputs:
+            placed = zip(refs, entry.outputs, strict=True)
+            refs = tuple([TensorRef(ref.dtype, ref.shape, offset) for ref, offset in placed])
+        return refs, inline
 
     def push(self, message: Directory) -> None:
         if self._greeted:

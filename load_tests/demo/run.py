@@ -9,7 +9,6 @@ here is stopped again, also on Ctrl-C.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import time
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
 
+import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -74,7 +74,7 @@ class Demo:
 
     def send(self, schedule: Schedule) -> LoadResult:
         payloads = traffic.build_payloads()
-        return asyncio.run(run_load(schedule, payloads, port=self.hosted.port))
+        return uvloop.run(run_load(schedule, payloads, port=self.hosted.port))
 
     def calibrate(self) -> float:
         """Seconds of a text request served alone; spaced out, so that nothing queues.
