@@ -231,6 +231,7 @@ case("clamp", x("R", 29, fill="special"), min=-0.5, max=0.7)
 case("clamp", x("R", 5), min=0.2, max=-0.2, label="min-over-max")
 case("clamp", x("R", 5, dtype="i32"), min=-1, max=None)
 case("clamp", x("R", 5), max=0.5)
+case("clamp", x("R", 5, dtype="f16"), min=-1e300, max=1e300, label="beyond")
 for _dtype in ("f32", "i64", "bool"):
     case("logical_not", x("R", 5, dtype=_dtype))
 for _from, _to in (
@@ -273,7 +274,12 @@ case("constant", value=-math.inf, out=shaped("f32"), label="inf")
 case("full", value=True, out=shaped("bool", "R", "T"), label="bool")
 case("full", value=0.1, out=shaped("bf16", "R", 3), label="bf16")
 case("arange", start=0, step=1, out=shaped("i64", "T"), label="tokens")
+case("full", value=0.1, out=shaped("f64", "R"), label="f64")
+case("constant", value=1e300, out=shaped("f32"), label="beyond")
+case("full", value=-(10**6), out=shaped("f16", "R", 3), label="beyond-f16")
 case("arange", start=7, step=-2, out=shaped("i64", 5), label="down")
+case("arange", start=7, step=0, out=shaped("i64", "T"), label="still")
+case("arange", start=-(2**63), step=2**62, out=shaped("i64", 3), label="wide")
 
 # --- along dims ---------------------------------------------------------------------------------
 
@@ -286,7 +292,7 @@ for _op in ("sum", "mean", "prod", "amax", "amin"):
     if _op != "mean":
         case(_op, x("R", 6, dtype="i32"), dims=(1,), keepdim=False)
 for _op in ("any", "all"):
-    for _dtype in ("bool", "f32", "i64"):
+    for _dtype in ("bool", "f32", "i64", "u8"):
         case(_op, x("R", "T", 3, dtype=_dtype), dims=(1,), keepdim=False)
 case("sum", x("R", 9, dtype="bool"), dims=(1,), keepdim=False)
 for _correction in (0, 1):
@@ -318,6 +324,8 @@ case("batch_norm", x("R", 5, 3), w(5), w(5, fill="positive"), eps=1e-3)
 case("group_norm", x("R", 6, 5), w(6), w(6), groups=3, eps=1e-5)
 case("group_norm", x("R", 6, 3, 3), groups=1, eps=1e-5)
 case("group_norm", x("R", 6, "T"), w(6), None, groups=2, eps=1e-5)
+case("group_norm", x("R", 4), w(4), w(4), groups=4, eps=1e-5, label="one-per-group", tol=1e-4,
+     why="rounding of x times 1 / sqrt(eps), which the mean should take away")  # fmt: skip
 
 # --- views and reads ----------------------------------------------------------------------------
 
@@ -346,6 +354,8 @@ case("flip", x("R", "T", 3), dims=(1, 2))
 case("pad", x("R", 3, 5), pads=(1, 2), value=0.5)
 case("pad", x("R", 3, 5), pads=(0, 1, 2, 0), value=0)
 case("pad", x("R", 3, 5), pads=(-1, 2), value=-math.inf, label="crop")
+case("pad", x("R", 3, dtype="i64"), pads=(1, 1), value=2**53 + 1, label="odd")
+case("pad", x("R", 3), pads=(1, 1), value=-1e300, label="beyond")
 case("pad", x("R", "T", 3, dtype="bool"), pads=(1, 0), value=True)
 case("index", w(7, 4), x("R", "T", dtype="i64", fill="ints:-7:7"), dims=(0,))
 _ROW, _COLUMN = (
@@ -421,6 +431,8 @@ for _ceil in (False, True):
              include_pad=_include)  # fmt: skip
 case("max_pool", x("R", 2, 2), kernel=(3,), stride=(2,), padding=(0,), dilation=(1,), ceil=True,
      label="window-over-edge")  # fmt: skip
+case("max_pool", x("R", 2, 9, dtype="i64"), kernel=(3,), stride=(2,), padding=(1,), dilation=(1,),
+     ceil=True, label="whole-numbers")  # fmt: skip
 case("max_pool", x("R", 2, "2*T", fill="special"), kernel=(2,), stride=(2,), padding=(0,),
      dilation=(1,), ceil=False, label="tokens")  # fmt: skip
 case("avg_pool", _IMAGE, kernel=(2, 2), stride=(2, 2), padding=(0, 0), ceil=False, include_pad=True,

@@ -101,8 +101,16 @@ class _Context:
         return len(found.shape)
 
 
+def _held(value: Any, dtype: torch.dtype) -> Any:
+    """`value` as `dtype` holds it: inf beyond the largest float, where most of torch raises."""
+    wide = torch.float64 if isinstance(value, float) else None
+    return torch.tensor(value, dtype=wide).to(dtype).item()
+
+
 def _reduce(c: _Context) -> OpFunction:
     fn, dims, keepdim = _REDUCE[c.op.name], c.dims(), c.attrs["keepdim"]
+    if c.dtype is torch.bool:  # of u8, torch's `any` and `all` are u8
+        return lambda x: fn(x.bool(), dims, keepdim)
     return lambda x: fn(x, dims, keepdim)
 
 
@@ -133,8 +141,9 @@ def _batch_norm(c: _Context) -> OpFunction:
 
 
 def _group_norm(c: _Context) -> OpFunction:
+    """Not `F.group_norm`, which refuses one element per group, though the answer is the bias."""
     groups, eps = c.attrs["groups"], c.attrs["eps"]
-    return lambda x, w=None, b=None: F.group_norm(x, groups, w, b, eps)
+    return lambda x, w=None, b=None: torch.group_norm(x, groups, w, b, eps)
 
 
 def _linear(c: _Context) -> OpFunction:
@@ -149,24 +158,17 @@ def _conv(c: _Context) -> OpFunction:
     return lambda x, w, b=None: fn(x, w, b, *window)
 
 
-def _max_pool(c: _Context) -> OpFunction:
-    fn = (F.max_pool1d, F.max_pool2d)[c.rank() - 3]
-    window = [c.attrs[name] for name in ("kernel", "stride", "padding", "dilation", "ceil")]
-    return lambda x: fn(x, *window)
-
-
-def _avg_pool(c: _Context) -> OpFunction:
-    """One spatial dim goes through two: torch's `avg_pool1d` has no divisor."""
-    a = c.attrs
-    pool: Any = F.avg_pool2d
-    names, one = ("kernel", "stride", "padding"), c.rank() == 3
-    window = [
-        ((low, *a[name]) if one else a[name]) for name, low in zip(names, (1, 1, 0), strict=True)
-    ]
-    rest = (a["ceil"], a["include_pad"], a.get("divisor"))
+def _pool(c: _Context) -> OpFunction:
+    """One spatial dim goes through two: torch's 1d pools take no whole numbers and no divisor."""
+    a, one = c.attrs, c.rank() == 3
+    is_max = c.op.name == "max_pool"
+    names = {"kernel": 1, "stride": 1, "padding": 0, **({"dilation": 1} if is_max else {})}
+    window = [(plain, *a[name]) if one else a[name] for name, plain in names.items()]
+    rest = () if is_max else (a["include_pad"], a.get("divisor"))
+    fn: Any = F.max_pool2d if is_max else F.avg_pool2d
     if one:
-        return lambda x: pool(x.unsqueeze(2), *window, *rest).squeeze(2)
-    return lambda x: pool(x, *window, *rest)
+        return lambda x: fn(x.unsqueeze(2), *window, a["ceil"], *rest).squeeze(2)
+    return lambda x: fn(x, *window, a["ceil"], *rest)
 
 
 def _adaptive(c: _Context) -> OpFunction:
@@ -174,9 +176,16 @@ def _adaptive(c: _Context) -> OpFunction:
     return partial(fn, output_size=c.attrs["size"])
 
 
+def _clamp(c: _Context) -> OpFunction:
+    bounds = [c.attrs.get("min"), c.attrs.get("max")]
+    low, high = (None if bound is None else _held(bound, c.dtype) for bound in bounds)
+    return lambda x: torch.clamp(x, low, high)
+
+
 def _pad(c: _Context) -> OpFunction:
-    pads = c.attrs["pads"][: 2 * (c.rank() - c.shift)]
-    return lambda x: F.pad(x, pads, value=c.attrs["value"])
+    """Not `F.pad`, whose value is a float."""
+    pads, value = c.attrs["pads"], _held(c.attrs["value"], c.dtype)
+    return lambda x: torch.constant_pad_nd(x, pads, value)
 
 
 def _index(c: _Context) -> OpFunction:
@@ -246,7 +255,7 @@ _MAKERS: dict[str, Callable[[_Context], OpFunction]] = {
     "softmax": lambda c: partial(torch.softmax, dim=c.dim()),
     "log_softmax": lambda c: partial(torch.log_softmax, dim=c.dim()),
     "cast": lambda c: partial(Tensor.to, dtype=c.dtype),
-    "clamp": lambda c: partial(torch.clamp, min=c.attrs.get("min"), max=c.attrs.get("max")),
+    "clamp": _clamp,
     "gelu": lambda c: partial(F.gelu, approximate=c.attrs["approximate"]),
     "leaky_relu": lambda c: partial(F.leaky_relu, negative_slope=c.attrs["slope"]),
     "elu": lambda c: partial(F.elu, alpha=c.attrs["alpha"]),
@@ -256,8 +265,8 @@ _MAKERS: dict[str, Callable[[_Context], OpFunction]] = {
     "group_norm": _group_norm,
     "linear": _linear,
     "conv": _conv,
-    "max_pool": _max_pool,
-    "avg_pool": _avg_pool,
+    "max_pool": _pool,
+    "avg_pool": _pool,
     "adaptive_avg_pool": _adaptive,
     "pad": _pad,
     "permute": _permute,
@@ -293,17 +302,21 @@ def _sized_slice(attrs: Mapping[str, Any], dtype: torch.dtype, shape: ShapeOf, s
 
 
 def _sized_arange(attrs: Mapping[str, Any], dtype: torch.dtype, shape: ShapeOf, shift: int) -> Any:
+    """Not by torch's own start and step: a step of 0 raises there, and the end can overflow."""
     start, step = attrs["start"], attrs["step"]
-    return lambda r, t: torch.arange(start, start + step * shape(r, t)[0], step, dtype=dtype)
+    return lambda r, t: torch.arange(shape(r, t)[0], dtype=dtype).mul_(step).add_(start)
+
+
+def _sized_full(attrs: Mapping[str, Any], dtype: torch.dtype, shape: ShapeOf, shift: int) -> Any:
+    value = _held(attrs["value"], dtype)
+    return lambda r, t: torch.full(shape(r, t), value, dtype=dtype)
 
 
 _SIZED: dict[str, Callable[[Mapping[str, Any], torch.dtype, ShapeOf, int], OpFunction]] = {
     "reshape": lambda a, dtype, shape, s: lambda r, t, x: x.reshape(shape(r, t)),
     "expand": lambda a, dtype, shape, s: lambda r, t, x: x.expand(shape(r, t)),
-    "constant": lambda a, dtype, shape, s: lambda r, t: torch.full((), a["value"], dtype=dtype),
-    "full": lambda a, dtype, shape, s: (
-        lambda r, t: torch.full(shape(r, t), a["value"], dtype=dtype)
-    ),
+    "constant": _sized_full,
+    "full": _sized_full,
     "arange": _sized_arange,
     "slice": _sized_slice,
 }

@@ -24,7 +24,7 @@ TORCH_DTYPES = {
 
 
 def _clamp(x, min=None, max=None):
-    return torch.clamp(x, min, max)
+    return torch.clamp(x.double() if x.is_floating_point() else x, min, max).to(x.dtype)
 
 
 def _avg_pool(x, kernel, stride, padding, ceil, include_pad, divisor=None):
@@ -34,6 +34,8 @@ def _avg_pool(x, kernel, stride, padding, ceil, include_pad, divisor=None):
 
 
 def _max_pool(x, kernel, stride, padding, dilation, ceil):
+    if len(kernel) == 1 and not x.is_floating_point():  # torch has no such pool
+        return _max_pool(x.double(), kernel, stride, padding, dilation, ceil).to(x.dtype)
     pool = F.max_pool1d if len(kernel) == 1 else F.max_pool2d
     return pool(x, kernel, stride, padding, dilation, ceil)
 
@@ -102,11 +104,14 @@ TORCH = {
     "elu": F.elu, "clamp": _clamp,
     "cast": lambda x, out: x.to(out[1]),
     "floor_div": torch.floor_divide,
-    "constant": lambda value, out: torch.tensor(value, dtype=out[1]),
-    "full": lambda value, out: torch.full(out[0], value, dtype=out[1]),
-    "arange": lambda start, step, out: torch.arange(start, start + step * out[0][0], step),
+    "constant": lambda value, out: torch.from_numpy(np.array(value)).to(out[1]),
+    "full": lambda value, out: torch.from_numpy(np.array(value)).to(out[1]).expand(out[0]),
+    "arange": lambda start, step, out: torch.arange(out[0][0]) * step + start,
     "sum": _reduce(torch.sum), "mean": _reduce(torch.mean), "amax": _reduce(torch.amax),
-    "amin": _reduce(torch.amin), "any": _reduce(torch.any), "all": _reduce(torch.all),
+    "amin": _reduce(torch.amin),
+    # torch gives u8 for u8.
+    "any": lambda x, dims, keepdim: torch.any(x, dims, keepdim).bool(),
+    "all": lambda x, dims, keepdim: torch.all(x, dims, keepdim).bool(),
     "prod": _prod,
     "var": lambda x, dims, keepdim, correction: torch.var(
         x, dims, keepdim=keepdim, correction=correction
@@ -116,7 +121,7 @@ TORCH = {
     ),
     "rms_norm": lambda x, w=None, *, axes, eps: F.rms_norm(x, x.shape[-axes:], w, eps),
     "batch_norm": lambda x, m, v, w=None, b=None, *, eps: F.batch_norm(x, m, v, w, b, eps=eps),
-    "group_norm": lambda x, w=None, b=None, *, groups, eps: F.group_norm(x, groups, w, b, eps),
+    "group_norm": lambda x, w=None, b=None, *, groups, eps: torch.group_norm(x, groups, w, b, eps),
     "linear": lambda x, w, b=None, *, layout: F.linear(x, w if layout == "nk" else w.T, b),
     "conv": _conv, "max_pool": _max_pool, "avg_pool": _avg_pool, "adaptive_avg_pool": _adaptive,
     "attention": _attention,
@@ -125,7 +130,9 @@ TORCH = {
     "slice": _slice,
     "select": torch.select, "flip": torch.flip,
     "concat": lambda *xs, dim: torch.cat(xs, dim),
-    "pad": lambda x, pads, value: F.pad(x, pads, value=value),
+    "pad": lambda x, pads, value: torch.constant_pad_nd(
+        x, pads, torch.from_numpy(np.array(value)).to(x.dtype).item()
+    ),
     "index": lambda x, *idx, dims: x[(slice(None),) * dims[0] + tuple(i.long() for i in idx)],
     "gather": lambda x, idx, dim: torch.gather(x, dim, idx),
     "embedding": lambda table, idx: F.embedding(idx, table),
