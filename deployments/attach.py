@@ -14,21 +14,13 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from coissue.deployments.capture.artifact import (
-    Artifact,
-    CaptureError,
-    Reference,
-    find_difference,
-)
+from coissue.deployments.capture.artifact import Artifact, CaptureError, Reference, find_difference
 from coissue.deployments.channel.frames import PortInfo, TenantInfo
 from coissue.deployments.executor import Costs, ServedProgram
 from coissue.deployments.settings import SloClass, TenantSettings
 from coissue.kernels.cost import estimate, estimate_program
 from coissue.kernels.cpu.border import Arrival, Border, Reader, enter, to_tensor
-from coissue.kernels.cpu.device import (
-    CpuDevice,
-    DeviceSegment,
-)
+from coissue.kernels.cpu.device import CpuDevice, DeviceSegment
 from coissue.kernels.cpu.measure import measure
 from coissue.kernels.cpu.store import DeviceMemoryError
 from coissue.kernels.ir import Port, Program, Type, Weight

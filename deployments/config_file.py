@@ -1,18 +1,20 @@
 """Reading a Serve YAML with one coissue application in it, strictly.
 
 Ray ignores keys it does not know, so a typo would pass silently: the models here list the keys that
-Ray 2.60 knows at each level, and everything else is an error with its path. Ray itself is not
-imported. Every error is one line: `FILE: path.of.the.key: sentence`.
+Ray 2.60 knows at each level, and everything else is an error with its path. Numbers and routes are
+checked here too, because Ray takes `true` for 1. Ray itself is not imported. Every error is one
+line: `FILE: path.of.the.key: what is allowed, not what is there`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from coissue.deployments.handlers import check_handler
 from coissue.deployments.settings import AppSettings
@@ -25,7 +27,7 @@ class ConfigError(Exception):
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def _level(title: str, keys: str, /, **typed: Any) -> Any:
@@ -34,42 +36,65 @@ def _level(title: str, keys: str, /, **typed: Any) -> Any:
     return create_model(title, __base__=_Strict, **untyped, **typed)
 
 
+def _check_route(route: str) -> str:
+    if not re.fullmatch(r"/|(/[^/{}?#\s]+)+", route):
+        raise ValueError(f"must look like '/' or '/some/path', not {route!r}")
+    return route
+
+
+Route = Annotated[str, AfterValidator(_check_route)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+#: At most a week.
+Seconds = Annotated[float, Field(ge=0, le=604_800)]
+
 LoggingOptions = _level(
     "LoggingOptions", "encoding log_level logs_dir enable_access_log additional_log_standard_attrs"
 )
 GrpcOptions = _level(
-    "GrpcOptions", "port grpc_servicer_functions request_timeout_s enable_reflection"
+    "GrpcOptions",
+    "grpc_servicer_functions enable_reflection",
+    port=(Port, None),
+    request_timeout_s=(Seconds | None, None),
 )
 HttpOptions = _level(
     "HttpOptions",
-    "request_timeout_s keep_alive_timeout_s ssl_keyfile ssl_certfile ssl_keyfile_password "
-    "ssl_ca_certs",
+    "ssl_keyfile ssl_certfile ssl_keyfile_password ssl_ca_certs",
     host=(str, "0.0.0.0"),
-    port=(int, Field(default=8000, ge=0, le=65_535)),
-    root_path=(str, ""),
+    port=(Port, 8000),
+    root_path=(Literal[""] | Route, ""),
+    request_timeout_s=(Seconds | None, None),
+    keep_alive_timeout_s=(Annotated[int, Field(ge=0, le=604_800)], None),
 )
 Deployment = _level(
     "Deployment",
-    "name num_replicas max_ongoing_requests max_queued_requests backpressure_config user_config "
-    "autoscaling_config graceful_shutdown_wait_loop_s graceful_shutdown_timeout_s "
-    "health_check_period_s health_check_timeout_s ray_actor_options placement_group_bundles "
-    "placement_group_strategy placement_group_bundle_label_selector max_replicas_per_node "
-    "logging_config request_router_config gang_scheduling_config deployment_actors "
-    "rolling_update_percentage max_surge_percent",
+    "name backpressure_config user_config autoscaling_config ray_actor_options logging_config "
+    "placement_group_bundles placement_group_strategy placement_group_bundle_label_selector "
+    "request_router_config gang_scheduling_config deployment_actors",
+    num_replicas=(Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] | None, None),
+    max_ongoing_requests=(Annotated[int, Field(ge=1, le=65_536)], None),
+    max_queued_requests=(Annotated[int, Field(ge=-1, le=1_000_000)], None),
+    graceful_shutdown_wait_loop_s=(Seconds, None),
+    graceful_shutdown_timeout_s=(Seconds, None),
+    health_check_period_s=(Seconds, None),
+    health_check_timeout_s=(Seconds, None),
+    max_replicas_per_node=(Annotated[int, Field(ge=1, le=100)], None),
+    rolling_update_percentage=(Annotated[float, Field(gt=0, le=1)], None),
+    max_surge_percent=(Annotated[int, Field(ge=0, le=100)], None),
 )
 Application = _level(
     "Application",
     "runtime_env autoscaling_policy external_scaler_enabled",
     import_path=(str, ...),
     name=(str, "default"),
-    route_prefix=(str | None, "/"),
+    route_prefix=(Route | None, "/"),
     args=(dict[str, Any], {}),
     deployments=(list[Deployment], []),
     logging_config=(LoggingOptions | None, None),
 )
 ServeConfig = _level(
     "ServeConfig",
-    "controller_options tracing_config target_capacity",
+    "controller_options tracing_config",
+    target_capacity=(Annotated[float, Field(ge=0, le=100)] | None, None),
     proxy_location=(Literal["Disabled", "HeadOnly", "EveryNode"], "EveryNode"),
     http_options=(HttpOptions, HttpOptions()),
     grpc_options=(GrpcOptions | None, None),
@@ -79,7 +104,13 @@ ServeConfig = _level(
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice: YAML would silently keep the last."""
+    """Refuses a key that is there twice, of which YAML would silently keep the last, and escapes
+    that are half of a surrogate pair, which no JSON carries."""
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> str:
+        text: str = super().construct_scalar(node)
+        text.encode()
+        return text
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -128,17 +159,18 @@ def _check(config: dict[str, Any]) -> AppSettings:
     try:
         serve = ServeConfig.model_validate(config)
     except ValidationError as error:
-        raise ConfigError(_one_line(error, "")) from None
+        raise ConfigError(_one_line(error, "", config)) from None
     ours = [i for i, app in enumerate(serve.applications) if app.import_path == IMPORT_PATH]
     if len(ours) != 1:
         raise ConfigError(
             f"applications: {len(ours) or 'none'} with import_path {IMPORT_PATH}, one is needed"
         )
     where = f"applications.{ours[0]}.args"
+    args = serve.applications[ours[0]].args
     try:
-        settings = AppSettings.model_validate(serve.applications[ours[0]].args)
+        settings = AppSettings.model_validate(args)
     except ValidationError as error:
-        raise ConfigError(_one_line(error, where)) from None
+        raise ConfigError(_one_line(error, where, args)) from None
     for index, tenant in enumerate(settings.tenants):
         wrong = tenant.handler and check_handler(tenant.handler)
         if wrong:
@@ -149,15 +181,39 @@ def _check(config: dict[str, Any]) -> AppSettings:
 _SENTENCES: Final = {"extra_forbidden": "unknown key", "missing": "missing"}
 
 
-def _one_line(error: ValidationError, where: str) -> str:
-    """The first error, with the path of its key."""
+def _one_line(error: ValidationError, where: str, given: Any) -> str:
+    """The first key at fault in `given`: its path, what it may be and what it is."""
     errors = error.errors(include_url=False, include_context=False)
-    first = errors[0]
-    path = ".".join(filter(None, (where, *map(str, first["loc"]))))
-    sentence = _SENTENCES.get(first["type"], first["msg"].removeprefix("Value error, "))
-    if first["type"].endswith(("_type", "_parsing", "_error")) and first["type"] != "value_error":
-        sentence += f", not {repr(first['input'])[:60]}"
+    first, paths = errors[0], [_path(one, where, given) for one in errors]
+    path, kind = paths[0], first["type"]
+    # Each branch of a union says what it takes.
+    said = [one["msg"] for one, at in zip(errors, paths, strict=True) if at == path]
+    sentence = " or ".join(said).replace(" or Input should be", " or").removeprefix("Value error, ")
+    if kind in _SENTENCES:
+        sentence = _SENTENCES[kind]
+    elif kind not in ("value_error", "too_short"):
+        sentence += f", not {_show(first['input'])}"
     # A check of the whole application names the path below it itself.
-    glue = "." if first["type"] == "value_error" and path == where else ": "
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    glue = "." if kind == "value_error" and path == where else ": "
+    more = f" (and {len(set(paths)) - 1} more)" if len(set(paths)) > 1 else ""
     return f"{path}{glue}{sentence}{more}".replace("\n", " ")
+
+
+def _path(error: Any, where: str, given: Any) -> str:
+    """Without the names of the union branches, which pydantic puts between the keys."""
+    keys = [where] if where else []
+    for key in error["loc"]:
+        try:
+            given = given[key]
+        except (LookupError, TypeError):
+            if error["type"] != "missing":
+                continue
+        keys.append(str(key))
+    return ".".join(keys)
+
+
+def _show(value: Any) -> str:
+    try:
+        return repr(value)[:60]
+    except ValueError:  # an integer of thousands of digits
+        return "that"

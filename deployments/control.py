@@ -32,8 +32,6 @@ RECONCILE_SECONDS = 0.5
 STOP_SECONDS = 5
 #: A tenant that the scheduler did not survive attaching so many times is failed.
 ATTACH_TRIES = 2
-
-
 #: A little more than the capture server gives a job.
 CAPTURE_SECONDS_MAX = 630
 
@@ -75,7 +73,7 @@ class Captures:
         fields = {"name", "model", "limits"}
         try:
             job.write_text(tenant.model_dump_json(include=fields))
-        except ValueError as error:  # arguments that contain themselves
+        except ValueError as error:  # half of a surrogate pair
             raise TenantFailed(f"model.kwargs: cannot be written as JSON: {error}") from None
         async with self._turns:
             ask = self._ask({"job": str(job), "folder": str(out)})

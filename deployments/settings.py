@@ -1,24 +1,40 @@
 """The settings a platform engineer writes, as typed data. Unknown keys are errors with their path.
 
-The same model is the argument of the Serve application builder and of `coissue validate`. Times in
-milliseconds and sizes in MiB are for people; the `*_ns` and `*_bytes` properties are for the code.
+The same model is the argument of the Serve application builder and of `coissue validate`. Types are
+strict (true is no integer), every number has two bounds and none is NaN. Times in milliseconds and
+sizes in MiB are for people; the `*_ns` and `*_bytes` properties are for the code.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 MS = 1_000_000
 MIB = 1024 * 1024
-FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+IMPORTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 
 
+def _check_imported(text: str) -> str:
+    if not IMPORTED.fullmatch(text):
+        raise ValueError(f"must look like 'pkg.mod:name', not {text!r}")
+    return text
+
+
+def _check_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is not a tenant name: 1 to 64 of a-z 0-9 . _ -, "
+            "starting and ending with a letter or digit"
+        )
+    return name
+
+
 class Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class DeviceSettings(Settings):
@@ -27,8 +43,8 @@ class DeviceSettings(Settings):
     kind: Literal["cpu"] = "cpu"
     #: Threads of one CPU launch.
     threads: int = Field(default=1, ge=1, le=256)
-    #: Weights, activations and workspaces together.
-    memory_mib: int = Field(default=4096, ge=64)
+    #: Weights, activations and workspaces together; at most 16 TiB.
+    memory_mib: int = Field(default=4096, ge=64, le=16_777_216)
     #: Measured tables and compiled kernels are kept here; empty: `~/.cache/coissue`.
     cache: str = ""
 
@@ -40,7 +56,7 @@ class DeviceSettings(Settings):
 class SchedulerSettings(Settings):
     policy: Literal["space_time", "time_only"] = "space_time"
     #: No launch is predicted longer than this.
-    preemption_bound_ms: float = Field(default=10.0, gt=0, le=10_000)
+    preemption_bound_ms: float = Field(default=10.0, ge=0.001, le=10_000)
     #: Most admitted requests at once.
     window: int = Field(default=1024, ge=1, le=65_536)
     #: Reject at once what is predicted to finish after its deadline.
@@ -50,7 +66,7 @@ class SchedulerSettings(Settings):
     #: Listen for replicas of other hosts here; null: Unix socket only.
     tcp_port: int | None = Field(default=None, ge=0, le=65_535)
     #: File with the secret that TCP replicas must know.
-    secret_file: str | None = None
+    secret_file: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _tcp_needs_secret(self) -> SchedulerSettings:
@@ -64,7 +80,7 @@ class SchedulerSettings(Settings):
 class SloClass(Settings):
     """Deadline and objective shared by the tenants that name the class."""
 
-    deadline_ms: float = Field(gt=0, le=600_000)
+    deadline_ms: float = Field(ge=0.001, le=600_000)
     #: Share of requests that must meet the deadline.
     objective: float = Field(default=0.99, gt=0, lt=1)
     priority: int = Field(default=1, ge=1, le=16)
@@ -78,14 +94,14 @@ class ModelSettings(Settings):
     """Where a model comes from: exactly one of `factory`, `program`, `checkpoint`."""
 
     #: `pkg.mod:callable` returning (module, {input name: sample tensor}); see capture/sources.py.
-    factory: str | None = None
+    factory: Annotated[str, AfterValidator(_check_imported)] | None = None
     #: A file saved by `torch.export.save`.
     program: str | None = None
     #: A safetensors file, with `architecture` naming a known one.
     checkpoint: str | None = None
     architecture: str | None = None
     #: Arguments of the factory or the architecture.
-    kwargs: dict[str, Any] = Field(default_factory=dict)
+    kwargs: dict[str, JsonValue] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSettings:
@@ -97,8 +113,6 @@ class ModelSettings(Settings):
             )
         if (self.checkpoint is None) != (self.architecture is None):
             raise ValueError("checkpoint and architecture go together")
-        if self.factory is not None and not FACTORY.fullmatch(self.factory):
-            raise ValueError(f"factory must look like 'pkg.mod:callable', not {self.factory!r}")
         return self
 
 
@@ -116,8 +130,8 @@ class HandlerSettings(Settings):
     """Pre- and postprocessing. Built-in names run in the shared pool; `pkg.mod:Class` needs a
     dedicated deployment."""
 
-    use: str
-    kwargs: dict[str, Any] = Field(default_factory=dict)
+    use: Annotated[str, AfterValidator(lambda use: _check_imported(use) if ":" in use else use)]
+    kwargs: dict[str, JsonValue] = Field(default_factory=dict)
 
     @property
     def is_builtin(self) -> bool:
@@ -125,7 +139,7 @@ class HandlerSettings(Settings):
 
 
 class TenantSettings(Settings):
-    name: str
+    name: Annotated[str, AfterValidator(_check_name)]
     model: ModelSettings
     slo: str
     share: float = Field(default=1.0, gt=0, le=1000)
@@ -134,16 +148,6 @@ class TenantSettings(Settings):
     isolation: Literal["shared", "dedicated"] = "shared"
     #: What to do with NaN or Inf in a float input.
     nan: Literal["allow", "reject"] = "allow"
-
-    @field_validator("name")
-    @classmethod
-    def _name(cls, name: str) -> str:
-        if not NAME.fullmatch(name):
-            raise ValueError(
-                f"{name!r} is not a tenant name: 1 to 64 of a-z 0-9 . _ -, "
-                "starting and ending with a letter or digit"
-            )
-        return name
 
     @model_validator(mode="after")
     def _own_code_is_dedicated(self) -> TenantSettings:
@@ -178,7 +182,8 @@ class AppSettings(Settings):
     scheduler: SchedulerSettings = SchedulerSettings()
     pool: PoolSettings = PoolSettings()
     slo_classes: dict[str, SloClass]
-    tenants: tuple[TenantSettings, ...] = Field(min_length=1)
+    #: Not strict: a YAML has lists only.
+    tenants: tuple[TenantSettings, ...] = Field(min_length=1, strict=False)
 
     @model_validator(mode="after")
     def _names_fit(self) -> AppSettings:

@@ -18,12 +18,7 @@ from rich.live import Live
 
 from coissue.deployments.cli.main import fetch_status, status_table
 from coissue.deployments.config_file import IMPORT_PATH, ServeConfig
-from coissue.deployments.discovery import (
-    FAILED_PREFIX,
-    HAPROXY_PORTS,
-    apply_serve_flags,
-    find_port,
-)
+from coissue.deployments.discovery import FAILED_PREFIX, HAPROXY_PORTS, apply_serve_flags, find_port
 from coissue.deployments.run_dir import sweep_run_dirs
 from coissue.deployments.settings import AppSettings
 

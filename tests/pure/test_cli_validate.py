@@ -8,11 +8,13 @@ import json
 import subprocess
 import sys
 import threading
+from datetime import date
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from coissue.deployments import config_file, settings
 from coissue.deployments.cli.main import app
 from coissue.deployments.config_file import IMPORT_PATH, ConfigError, load_app_config
 
@@ -96,6 +98,22 @@ BAD = [
     (f"{ARGS}.tenants.1.handler", {"use": "txt"}, f"{T1}.handler.use: no handler 'txt'"),
     (f"{ARGS}.tenants.1.handler", {"use": "text"}, f"{T1}.handler.kwargs: missing a required"),
     (f"{ARGS}.tenants.1.handler", {"use": "a:B"}, f"{T1}: handler.use 'a:B' is the tenant's own"),
+    (
+        f"{ARGS}.tenants.1.model",
+        {"factory": "m."},
+        f"{T1}.model.factory: must look like 'pkg.mod:na",
+    ),
+    (
+        f"{ARGS}.tenants.1.model",
+        {"factory": "m.:f"},
+        f"{T1}.model.factory: must look like 'pkg.mod",
+    ),
+    (
+        f"{ARGS}.tenants.1.handler",
+        {"use": ":B"},
+        f"{T1}.handler.use: must look like 'pkg.mod:name'",
+    ),
+    (f"{ARGS}.scheduler", {"secret_file": ""}, f"{ARGS}.scheduler.secret_file: String should have"),
     (f"{ARGS}.tenants", [], f"{ARGS}.tenants: Tuple should have at least 1 item"),
     (f"{ARGS}.tenants", ..., f"{ARGS}.tenants: missing"),
     (f"{ARGS}.slo_classes.fast.deadline_ms", "soon", f"{ARGS}.slo_classes.fast.deadline_ms: "),
@@ -106,6 +124,18 @@ BAD = [
     ("applications", ..., "applications: missing"),
     ("applications.0.import_path", "x:y", f"applications: none with import_path {IMPORT_PATH}"),
     ("applications.0.route_prefx", "/", "applications.0.route_prefx: unknown key"),
+    (
+        "applications.0.route_prefix",
+        "api",
+        "applications.0.route_prefix: must look like '/' or",
+    ),
+    (
+        "applications.0.route_prefix",
+        "/a/",
+        "applications.0.route_prefix: must look like '/' or",
+    ),
+    ("applications.0.route_prefix", "/{a}", "applications.0.route_prefix: must look like '/' or "),
+    ("http_options.root_path", "a", "http_options.root_path: Input should be ''"),
     ("applications.0.host", "h", "applications.0.host: unknown key"),
     ("applications.0.deployments", [{"nam": 1}], "applications.0.deployments.0.nam: unknown key"),
     ("http_options.prot", 1, "http_options.prot: unknown key"),
@@ -122,6 +152,81 @@ def test_bad_configs_name_the_key(tmp_path, path, value, line):
     code, said = validate(tmp_path, changed(path, value))
     assert code == 1
     assert said.startswith(line)
+
+
+DEPLOYMENT = "applications.0.deployments"
+NAN, HUGE, LONG = float("nan"), 10**400, 16**6000
+#: (path, value, what is allowed, the value as shown)
+ODD = [
+    (f"{T1}.limits", {"rows": True}, "limits.rows: Input should be a valid integer", "True"),
+    (f"{T1}.limits", {"rows": 2.0}, "limits.rows: Input should be a valid integer", "2.0"),
+    (f"{T1}.limits", {"tokens": "8"}, "limits.tokens: Input should be a valid integer", "'8'"),
+    (f"{T1}.limits", {"rows": 0}, "limits.rows: Input should be greater than or equal to 1", "0"),
+    (f"{T1}.share", True, "share: Input should be a valid number", "True"),
+    (f"{T1}.share", NAN, "share: Input should be a finite number", "nan"),
+    (f"{T1}.share", HUGE, "share: Input should be a valid number", "1000"),
+    (f"{ARGS}.device", {"memory_mib": HUGE}, "less than or equal to 16777216", "1000"),
+    (f"{ARGS}.device", {"memory_mib": LONG}, "less than or equal to 16777216", ""),
+    (f"{ARGS}.pool", {"replicas": 0}, "Input should be greater than or equal to 1", "0"),
+    (f"{ARGS}.pool", {"replicas": -1}, "Input should be greater than or equal to 1", "-1"),
+    (f"{ARGS}.scheduler", {"admission": 1}, "admission: Input should be a valid boolean", "1"),
+    (f"{ARGS}.scheduler", {"preemption_bound_ms": 1e-9}, "greater than or equal to 0.001", "1e-09"),
+    (f"{ARGS}.slo_classes.fast.deadline_ms", -NAN, "Input should be a finite number", "nan"),
+    (f"{ARGS}.slo_classes.fast.deadline_ms", 1e-9, "greater than or equal to 0.001", "1e-09"),
+    (f"{T1}.model.kwargs", {"a": [{"b": NAN}]}, "kwargs.a.0.b: Input should be a finite", "nan"),
+    (f"{T1}.model.kwargs", {"a": date(2020, 1, 1)}, "kwargs.a: input was not a valid J", "date"),
+    (f"{T1}.model.kwargs", {1: 2}, "model.kwargs.1: Input should be a valid string", "1"),
+    (DEPLOYMENT, [{"num_replicas": 0}], "greater than or equal to 1 or 'auto'", "0"),
+    (DEPLOYMENT, [{"num_replicas": -2}], "0.num_replicas: Input should be greater than or", "-2"),
+    (DEPLOYMENT, [{"num_replicas": True}], "Input should be a valid integer or 'auto'", "True"),
+    (DEPLOYMENT, [{"max_ongoing_requests": True}], "Input should be a valid integer", "True"),
+    (DEPLOYMENT, [{"health_check_period_s": NAN}], "Input should be a finite number", "nan"),
+    ("http_options.port", True, "http_options.port: Input should be a valid integer", "True"),
+    ("http_options.request_timeout_s", NAN, "Input should be a finite number", "nan"),
+    ("target_capacity", True, "target_capacity: Input should be a valid number", "True"),
+    ("grpc_options", {"port": 9e3}, "grpc_options.port: Input should be a valid integer", "9000.0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value", "allowed", "shown"), ODD)
+def test_odd_values_are_refused_with_what_is_allowed(tmp_path, path, value, allowed, shown):
+    # Not by way of YAML, which cannot write the longest integers.
+    config = yaml.safe_load(changed(path, "HERE"))
+    *parents, last = path.split(".")
+    at = config
+    for key in parents:
+        at = at[int(key)] if isinstance(at, list) else at[key]
+    at[last] = value
+    with pytest.raises(ConfigError) as caught:
+        config_file._check(config)
+    line = str(caught.value)
+    assert line.startswith(path)
+    assert allowed in line
+    assert f", not {shown}" in line
+    assert "\n" not in line
+    assert "more)" not in line
+
+
+LEVELS = [*settings.Settings.__subclasses__(), *config_file._Strict.__subclasses__()]
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.__name__)
+def test_every_level_is_strict_and_every_number_has_two_bounds(level):
+    rules = level.model_config
+    assert (rules["extra"], rules["strict"], rules["allow_inf_nan"]) == ("forbid", True, False)
+    bounds = [{"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}]
+
+    def check(schema, path):
+        if isinstance(schema, list):
+            schema = dict(enumerate(schema))
+        if not isinstance(schema, dict):
+            return
+        if schema.get("type") in ("integer", "number"):
+            assert all(ends & schema.keys() for ends in bounds), f"{path}: {schema}"
+        for key, inner in schema.items():
+            check(inner, f"{path}.{key}")
+
+    check(level.model_json_schema(), level.__name__)
 
 
 def test_several_errors_are_counted(tmp_path):
@@ -142,6 +247,9 @@ def test_several_errors_are_counted(tmp_path):
         ("\tx: 1", "line 1, column 1: "),
         (b"a: \xff", "not UTF-8"),
         (b"a: \x00", "not valid YAML: "),
+        ('a: "\\ud800"', "not valid YAML: 'utf-8' codec can't encode character '\\ud800'"),
+        ('"\\udc00": 1', "not valid YAML: 'utf-8' codec can't encode character '\\udc00'"),
+        ("a: " + "9" * 5000, "not valid YAML: "),
         ("[" * 5000, "not valid YAML: "),
     ],
 )
