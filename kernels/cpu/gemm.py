@@ -179,7 +179,7 @@ class Gemm:
         if rows:
             name = self._chosen[min(4, rows.bit_length() // 2)][0]
             if name != "kn":
-                form = w.forms.get(name)
+                form = w.forms.get(f"{name} {self._layout}")
                 if form is None:
                     form = self._pack(w, name)
                 if form is not None:
@@ -189,7 +189,8 @@ class Gemm:
         return torch.mm(x, kn) if bias is None else torch.addmm(bias, x, kn)
 
     def _pack(self, w: StoredWeight, name: str) -> torch.Tensor | None:
-        return self._store.derive(w, name, lambda: _PACKERS[name](w.as_kn(self._layout)))
+        form = f"{name} {self._layout}"
+        return self._store.derive(w, form, lambda: _PACKERS[name](w.as_kn(self._layout)))
 
     def each(self, x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
         """Consecutive rows of x, each part with its own weights and bias."""

@@ -38,10 +38,12 @@ class StoredWeight:
         self.dtype = tensor.dtype
         #: How many loads hold it.
         self.refs = 0
-        #: Form name -> tensor: "plain", "kn" and those of the GEMM providers. Never empty.
+        #: Form name -> tensor: "plain", "kn", and what plans derive; those names say all that the
+        #: form depends on, for one weight may be read in several ways. Never empty.
         self.forms: dict[str, torch.Tensor] = {"plain": tensor}
         self.plain_wanted = False
-        self._nk: torch.Tensor | None = None
+        #: Layout -> view, because a view made anew costs as much as a small launch's bookkeeping.
+        self._nk: dict[str, torch.Tensor] = {}
 
     @property
     def num_bytes(self) -> int:
@@ -84,9 +86,9 @@ class StoredWeight:
 
     def as_nk(self, layout: str) -> torch.Tensor:
         """The same as an (N, K) view."""
-        if self._nk is None:
-            self._nk = self.as_kn(layout).t()
-        return self._nk
+        if layout not in self._nk:
+            self._nk[layout] = self.as_kn(layout).t()
+        return self._nk[layout]
 
 
 class WeightStore:
@@ -95,7 +97,7 @@ class WeightStore:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._weights: dict[str, StoredWeight] = {}
-        #: Digests -> copies of their (K, N) forms as one (G, K, N) tensor; oldest use first.
+        #: (layout, digests) -> copies of (K, N) forms as one (G, K, N) tensor; oldest use first.
         #: None: asked for once; a stack is made at the second asking.
         self._stacks: OrderedDict[tuple[str, ...], torch.Tensor | None] = OrderedDict()
 
@@ -160,7 +162,7 @@ class WeightStore:
 
         With `layout` "bias", vectors as (G, 1, N).
         """
-        key = tuple(weight.digest for weight in weights)
+        key = (layout, *(weight.digest for weight in weights))
         if key not in self._stacks:
             self._stacks[key] = None
             while len(self._stacks) > 1024:

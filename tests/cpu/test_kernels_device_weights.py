@@ -119,6 +119,27 @@ def test_providers_agree(provider, bias, layout, tmp_path):
         np.testing.assert_allclose(alone, wanted[:count], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("provider", ["kn", *gemm._PACKERS, "stack"])
+def test_a_matrix_read_both_ways_round_is_not_mixed_up(provider, tmp_path):
+    """As by an autoencoder with tied weights: x @ w.T on the way in, h @ w on the way out."""
+    store, path = WeightStore(1 << 24), tmp_path / "gemm.json"
+    weights = {name: matrix(16, 16, seed=i) for i, name in enumerate("ab")}
+    store.load(weights)
+    chosen = {"kn": 2, provider: 1} if provider != "kn" else {"kn": 1}
+    rows = {str(rows): chosen for rows in gemm.ROWS}
+    path.write_text(json.dumps({"device": device_name(1), "ns": {"16x16": rows}}))
+    table, x = GemmTable(path, device_name(1)), matrix(6, 16, seed=9)
+    for _ in range(2):  # a stack is made at the second asking
+        for layout in ("nk", "kn"):
+            multiply = Gemm(store, table, 16, 16, layout)
+            turned = {k: w.T if layout == "nk" else w for k, w in weights.items()}
+            alone = multiply.one(torch.from_numpy(x), store["a"], None)
+            np.testing.assert_allclose(alone, x @ turned["a"], rtol=1e-4, atol=1e-4)
+            both = multiply.each(torch.from_numpy(x), [(store[name], None, 3) for name in "ab"])
+            wanted = np.concatenate([x[:3] @ turned["a"], x[3:] @ turned["b"]])
+            np.testing.assert_allclose(both, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_gemm_table_is_measured_once_and_kept(tmp_path, monkeypatch):
     path = tmp_path / "gemm.json"
     monkeypatch.setattr(gemm, "SHAPE_NS", 0)
