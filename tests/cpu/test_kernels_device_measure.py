@@ -9,6 +9,7 @@ import pytest
 
 from coissue.kernels.cost_table import CostTable
 from coissue.kernels.cpu.measure import measure
+from coissue.kernels.ir import R, T
 from coissue.kernels.passes.pipeline import lower
 
 
@@ -25,6 +26,23 @@ def test_every_kernel_can_be_measured_on_a_grid(name, device):
         assert predicted[0] > 0
     tenant.detach()
     assert device.bytes_held == 0 < held
+
+
+def test_lookups_in_a_single_row_can_be_measured(device):
+    """As token types are in many encoders."""
+    b = programs.Builder()
+    ids = b.input("ids", R, T, dtype="i64", fill=programs.below(1))
+    model = b.build(y=b.op("embedding", b.weight(1, 4), ids))
+    tenant = device_rig.Tenant(device, model.program, model.weights, lower)
+    assert list(measure(device, CostTable(), tenant.lowered, 0, units=(8,)))
+
+
+def test_divisors_can_be_measured(device):
+    b = programs.Builder()
+    left, right = (b.input(name, R, dtype="i64", fill=programs.below(1)) for name in "ab")
+    model = b.build(y=b.op("remainder", left, right))
+    tenant = device_rig.Tenant(device, model.program, model.weights, lower)
+    assert list(measure(device, CostTable(), tenant.lowered, 0, units=(8,)))
 
 
 def test_weight_sets_are_measured_not_guessed(device):
