@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +85,7 @@ class _Builder:
         #: Slots whose tensor nothing else shares.
         self._fresh: set[int] = set()
         self._uses = Counter(v for op in kernel.ops for v in op.inputs)
+        self._last_use = {v: index for index, op in enumerate(kernel.ops) for v in op.inputs}
         for value in kernel.inputs:
             self.slots[value] = self._new_slot()
         for index, (op, mode) in enumerate(zip(kernel.ops, kernel.modes, strict=True)):
@@ -120,8 +121,7 @@ class _Builder:
                 ins = tuple(map(self._aligned, [op] * len(ins), op.inputs, ins))
             make = {Mode.PACKED: self._packed, Mode.SEGMENTS: self._segments, Mode.EACH: self._each}
             step = self._grouped(op, ins, make[mode](op, ins))
-        later = {v for other in self._kernel.ops[index + 1 :] for v in other.inputs}
-        dead = set(op.inputs) - later - set(self._kernel.outputs)
+        dead = {v for v in op.inputs if self._last_use[v] == index} - set(self._kernel.outputs)
         kills = {self.slots[v] for v in dead if v in self.slots}
         self.steps.append((step, tuple(kills - self._weighted - self._constant)))
         if mode is Mode.PACKED and op.name in _FRESH:
@@ -145,6 +145,8 @@ class _Builder:
 
         def fill(env: list[Any]) -> None:
             made = fn(*((0, 0) if sized else ()), *(env[slot] for slot in ins))
+            if op.name == "opaque":
+                _check_declared(op, map(self.packing, op.outputs), made, 0, 0)
             _put(env, outs, made)
 
         if set(ins) <= self._constant:
@@ -224,7 +226,6 @@ class _Builder:
         packings = [None if v == ABSENT else self.packing(v) for v in op.inputs]
         out_packings = [self.packing(v) for v in op.outputs]
         outs = self._outs(op)
-        checked = op.name == "opaque"
 
         def step(frame: Frame) -> None:
             env, made = frame.env, []
@@ -235,9 +236,9 @@ class _Builder:
                     for slot, p in zip(ins, packings, strict=True)
                 ]
                 one = fn(rows, length, *args) if sized else fn(*args)
-                made.append(one if isinstance(one, tuple) else (one,))
-                if checked:
-                    _check_declared(op, out_packings, made[-1], rows, length)
+                if op.name == "opaque":
+                    _check_declared(op, out_packings, one, rows, length)
+                made.append(_parts(one))
             columns = zip(*made, strict=True)
             for slot, packing, parts in zip(outs, out_packings, columns, strict=True):
                 env[slot] = pack(packing, parts) if packing.is_packed else list(parts)
@@ -317,8 +318,13 @@ class _Builder:
 
 
 def _put(env: list[Any], outs: tuple[int, ...], made: Any) -> None:
-    for slot, value in zip(outs, made if isinstance(made, tuple) else (made,), strict=True):
+    for slot, value in zip(outs, _parts(made), strict=True):
         env[slot] = value
+
+
+def _parts(made: Any) -> tuple[Any, ...]:
+    """The outputs of an op, of which most have just one."""
+    return made if isinstance(made, tuple) else (made,)
 
 
 def _call(fn: Any, ins: tuple[int, ...], outs: tuple[int, ...], sized: bool = False) -> Step:
@@ -346,10 +352,9 @@ def _call(fn: Any, ins: tuple[int, ...], outs: tuple[int, ...], sized: bool = Fa
     return step
 
 
-def _check_declared(
-    op: Op, outs: Sequence[Packing], made: Sequence[torch.Tensor], rows: int, tokens: int
-) -> None:
-    for packing, tensor in zip(outs, made, strict=True):
+def _check_declared(op: Op, outs: Iterable[Packing], made: Any, rows: int, tokens: int) -> None:
+    """An opaque op's outputs are as the program declares, which all later ops rely on."""
+    for packing, tensor in zip(outs, _parts(made), strict=True):
         wanted = packing.type.at(rows, tokens), ops.DTYPES[packing.type.dtype]
         if (tuple(tensor.shape), tensor.dtype) != wanted:
             raise ValueError(

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coissue.kernels.cpu.device import Slice
+from coissue.kernels.ir import R
 from coissue.kernels.passes.link import cut
 from coissue.kernels.passes.pipeline import lower
 
@@ -167,3 +168,20 @@ def test_plans_are_shared_by_signature(device):
     _, second = attach(device, "bert", seed=5)
     assert device.plans.miss_count == misses
     assert device.plans.hit_count >= len(second.kernels)
+
+
+@pytest.mark.parametrize("of_weights", [True, False])
+def test_an_opaque_op_that_makes_another_shape_than_declared_is_an_error(of_weights, device):
+    b = programs.Builder()
+    x = b.input("x", R, 4)
+    source = b.weight(4) if of_weights else x
+    attrs = {"target": "aten.tan.default", "args": '[[{"input": 0}], {}]'}
+    short = b.op("opaque", source, out=(1,) if of_weights else (R, 1), **attrs)
+    model = b.build(y=b.op("add", x, short))
+
+    def run():
+        tenant = device_rig.Tenant(device, model.program, model.weights, lower)
+        device_rig.run_together([request(model, tenant, 2, 0, 0)])
+
+    with pytest.raises(ValueError, match="but the program declares"):
+        run()
