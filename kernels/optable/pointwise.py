@@ -143,9 +143,10 @@ def _binary(kind: str, fn: Callable[..., Array], result: str | None) -> OpDef:
 
 
 def _infer_clamp(call: Call) -> tuple[Type, ...]:
-    for bound in ("min", "max"):
-        if call.attrs[bound] is not None:
-            base.require_value(call.attrs[bound], call.type(0).dtype, bound)
+    bounds = {name: call.attrs[name] for name in ("min", "max") if call.attrs[name] is not None}
+    require(bool(bounds), "a clamp needs min, max or both")
+    for name, bound in bounds.items():
+        base.require_value(bound, call.type(0).dtype, name)
     return call.like("number")
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from coissue.kernels.ir import Dim, Type
+from coissue.kernels.ir import DTYPE_BYTES, Dim, Type
 from coissue.kernels.optable import base, layers, pointwise, recurrent, reductions, views
 from coissue.kernels.optable.base import Attr, Call, Mismatch, OpDef, require
 
@@ -64,7 +64,7 @@ def _check_argument(value: Any, inputs: int, depth: int = 0) -> None:
     match value:
         case {"input": int(index), **rest} if not rest and type(index) is int:
             require(0 <= index < inputs, f"args names input {index} of {inputs}")
-        case {"dtype": str(), **rest} if not rest:
+        case {"dtype": str(name), **rest} if not rest and name in DTYPE_BYTES:
             pass
         case list() if depth < 3:
             for item in value:
@@ -93,12 +93,12 @@ def _infer_opaque(call: Call) -> tuple[Type, ...]:
 def _upsampled(call: Call, positional: list[Any]) -> tuple[Dim, ...]:
     """The two spatial dims of an upsampled image, from a size or from factors, the last args."""
     match positional:
-        case [_, [int(high), int(wide)], *_, None]:
+        case [{"input": 0}, [int(high), int(wide)], *_, None]:
             return Dim(high), Dim(wide)
-        case [_, None, *_, [float(high), float(wide)]] if 0 < high < 1024 and 0 < wide < 1024:
-            scaled = zip(call.shape(0)[2:], (high, wide), strict=True)
-            return tuple(Dim(int(dim.scale * by), dim.rows, dim.tokens) for dim, by in scaled)
-    raise Mismatch("an upsampling needs a size or factors, of two numbers each, as last args")
+        case [{"input": 0}, None, *_, [float(), float()] as by] if all(0 < f < 1024 for f in by):
+            scaled = zip(call.shape(0)[2:], by, strict=True)
+            return tuple(Dim(int(dim.scale * f), dim.rows, dim.tokens) for dim, f in scaled)
+    raise Mismatch("an upsampling needs input 0 and a size or factors, of two numbers each, last")
 
 
 def _run_opaque(*_: Any, **__: Any) -> Any:

@@ -230,7 +230,7 @@ def _flip(x: Array, dims: Ints) -> Array:
 
 _INT: Final = Attr("int")
 _SLICE: Final = {
-    "dim": DIM, "start": _INT, "stop": Attr("int", optional=True), "step": Attr("int", 1),
+    "dim": DIM, "start": _INT, "stop": Attr("int", optional=True), "step": base.POSITIVE,
 }  # fmt: skip
 _PAD: Final = {"pads": Attr("ints", -(2**31), 2**31), "value": base.SCALAR}
 _BAG: Final = {"mode": base.one_of("sum", "mean", "max")}

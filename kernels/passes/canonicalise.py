@@ -108,7 +108,7 @@ def _short_pad(graph: Graph, op: Op) -> int | None:
     kept = pads
     while kept and kept[-2:] == (0, 0):
         kept = kept[:-2]
-    if kept == pads:
+    if kept == pads != ():
         return None
     out, value = graph.types[op.outputs[0]], op.attrs["value"]
     return graph.emit("pad", op.inputs, out, pads=kept, value=value) if kept else op.inputs[0]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from packed import run_packed
-from programs import MODELS
+from programs import MODELS, Builder
 
 from coissue.kernels.interpreter import interpret
+from coissue.kernels.ir import R
 from coissue.kernels.passes.pipeline import REWRITES, lower
 from coissue.kernels.spec import check_program
 
@@ -43,3 +44,11 @@ def test_requests_together_are_as_each_alone(name):
         assert outputs.keys() == alone.keys()
         for port in alone:
             np.testing.assert_allclose(outputs[port], alone[port], **CLOSE)
+
+
+def test_a_pad_of_no_dim_before_a_convolution_goes():
+    b = Builder()
+    x = b.op("pad", b.input("x", R, 3, 8), pads=(), value=0.0)
+    window = {"stride": (1,), "padding": (1,), "dilation": (1,), "groups": 1}
+    model = b.build(y=b.op("conv", x, b.weight(4, 3, 3), **window))
+    assert [op.name for op in lower(model.program).program.ops] == ["conv"]

@@ -143,6 +143,9 @@ MISFITS = [
     (one_op("pad", X, out=X, pads=(0, 0, 1, 1), value=0.0), "cannot be padded"),
     (one_op("pad", shaped("i8", 3), out=shaped("i8", 5), pads=(1, 1), value=300), "300 is not"),
     (one_op("clamp", shaped("u8", 3), out=shaped("u8", 3), min=-1), "min -1 is not a value of u8"),
+    (one_op("clamp", X, out=X), "a clamp needs min, max or both"),
+    (one_op("slice", shaped("f32", 9), out=shaped("f32", 1), dim=0, start=0, stop=9, step=2**62),
+     "attr step is '4611686018427387904'; allowed: int from 1 to"),
     (one_op("max_pool", shaped("f32", "R", 2, "T"), out=X, kernel=(3,), stride=(2,), padding=(0,),
             dilation=(1,), ceil=False), "does not give a product of R, T and a number"),
     (one_op("max_pool", shaped("f32", "R", 2, 9), out=X, kernel=(3,), stride=(2,), padding=(2,),
@@ -168,6 +171,8 @@ MISFITS = [
      "args names input 1 of 1"),
     (one_op("opaque", X, out=X, target="aten.tan.default", args='[[{"device": "x"}], {}]'),
      "which no argument may be"),
+    (one_op("opaque", X, out=X, target="aten.tan.default", args='[[{"dtype": "f8"}], {}]'),
+     "which no argument may be"),
     (one_op("opaque", shaped("f32", 999, 1), shaped("f32", 1, 999), out=shaped("f32", 1),
             target="aten.atan2.default", args='[[{"input": 0}, {"input": 1}], {}]'),
      "the output has shape [1]; needs [999, 999]"),
@@ -176,7 +181,10 @@ MISFITS = [
      "needs [R, 3, 9999, 9999]"),
     (one_op("opaque", shaped("f32", "R", 3, 4, 4), out=shaped("f32", "R", 3, 8, 8),
             target="aten.upsample_nearest2d.vec", args='[[{"input": 0}, null, [1e9, NaN]], {}]'),
-     "needs a size or factors"),
+     "needs input 0 and a size or factors"),
+    (one_op("opaque", shaped("f32", 1, 1, 1, 1), shaped("f32", 999, 9, 9, 9),
+            out=shaped("f32", 1, 1, 800, 800), target="aten.upsample_nearest2d.vec",
+            args='[[{"input": 1}, [800, 800], null], {}]'), "needs input 0 and a size or factors"),
 ]  # fmt: skip
 
 
