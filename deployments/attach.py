@@ -102,9 +102,13 @@ class Attacher:
                 float(artifact.meta["tolerance"]), artifact.references,
             )  # fmt: skip
             changed = self._rejoin()
-            self._prove(self._served_of(changed, tenant.name), self._attached[tenant.name])
+            own = next(program for program in changed if program.spec.name == tenant.name)
+            self._prove(own, self._attached[tenant.name])
         except BaseException:
-            self._restore(tenant.name, before)
+            if before is None:
+                self._attached.pop(tenant.name, None)
+            else:
+                self._attached[tenant.name] = before
             self._on_device(lambda: self._device.drop_weights(digests))
             raise
         if before is not None:
@@ -119,21 +123,11 @@ class Attacher:
         if attached is not None:
             self._drop(attached)
 
-    def _restore(self, name: str, before: Attached | None) -> None:
-        if before is None:
-            self._attached.pop(name, None)
-        else:
-            self._attached[name] = before
-
     def _drop(self, attached: Attached) -> None:
         self._on_device(lambda: self._device.drop_weights(attached.digests))
 
     def _on_device(self, function: Callable[[], Any]) -> Any:
         return self._runtime.call(function).result()
-
-    @staticmethod
-    def _served_of(programs: list[ServedProgram], name: str) -> ServedProgram:
-        return next(program for program in programs if program.spec.name == name)
 
     # --- joining, planning, measuring ----------------------------------------------------------
 

@@ -124,10 +124,7 @@ class Captures:
 
 
 @serve.deployment(
-    name=CONTROL,
-    num_replicas=1,
-    health_check_period_s=HEALTH_SECONDS,
-    ray_actor_options=BLIND,
+    name=CONTROL, num_replicas=1, health_check_period_s=HEALTH_SECONDS, ray_actor_options=BLIND
 )
 class Control:
     """Owns the scheduler actor and the tenants' states."""
@@ -246,16 +243,11 @@ class FailedTenant:
 
 def show_failure(name: str, reason: str) -> None:
     """Make `serve status` show why the tenant is not served, without touching the others."""
-    target = serve.RunTarget(
-        FailedTenant.options(name=name).bind(reason),
-        name=FAILED_PREFIX + name,
-        route_prefix=None,
-    )
+    failed = FailedTenant.options(name=name).bind(reason)
+    app = serve.RunTarget(failed, name=FAILED_PREFIX + name, route_prefix=None)
     try:
         serve.run_many(
-            [target],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
+            [app], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
         )
     except (RuntimeError, ray.exceptions.RayError) as error:
         logger.warning("tenant=%s cannot be shown in serve status: %s", name, error)

@@ -24,6 +24,10 @@ COLUMNS: Final = (
     ("objective", "objective"),
     ("reason", "reason"),
 )
+FIELDS: Final = (
+    "name", "version", "state", "reason", "slo_class", "objective", "priority", "in_flight_limit",
+    "rows_limit", "tokens_limit",
+)  # fmt: skip
 
 
 def status(
@@ -32,19 +36,7 @@ def status(
     """`scheduler` is its own status; `replica_answers` counts this replica's answers by reason."""
     return {
         "tenants": [
-            {
-                "name": info.name,
-                "version": info.version,
-                "state": info.state,
-                "reason": info.reason,
-                "slo_class": info.slo_class,
-                "deadline_ms": info.deadline_ns / 1e6,
-                "objective": info.objective,
-                "priority": info.priority,
-                "in_flight_limit": info.in_flight_limit,
-                "rows_limit": info.rows_limit,
-                "tokens_limit": info.tokens_limit,
-            }
+            {key: getattr(info, key) for key in FIELDS} | {"deadline_ms": info.deadline_ns / 1e6}
             for info in tenants
         ],
         "scheduler": scheduler,
