@@ -1,15 +1,18 @@
 """Reading a Serve YAML with one coissue application in it, strictly.
 
 Ray ignores keys it does not know, so a typo would pass silently: the models here list the keys that
-Ray 2.60 knows at each level, and everything else is an error with its path. Numbers and routes are
-checked here too, because Ray takes `true` for 1. Ray itself is not imported. Every error is one
-line: `FILE: path.of.the.key: what is allowed, not what is there`.
+Ray 2.60 knows at each level, and everything else is an error with its path. Routes and numbers that
+matter here are checked too, because Ray takes `true` for 1. Ray itself is not imported. Every error
+is one line: `FILE: path.of.the.key: what is allowed, not what is there`.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Hashable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -43,43 +46,33 @@ def _check_route(route: str) -> str:
 
 
 Route = Annotated[str, AfterValidator(_check_route)]
-Port = Annotated[int, Field(ge=0, le=65_535)]
-#: At most a week.
-Seconds = Annotated[float, Field(ge=0, le=604_800)]
 
 LoggingOptions = _level(
     "LoggingOptions", "encoding log_level logs_dir enable_access_log additional_log_standard_attrs"
 )
 GrpcOptions = _level(
-    "GrpcOptions",
-    "grpc_servicer_functions enable_reflection",
-    port=(Port, None),
-    request_timeout_s=(Seconds | None, None),
+    "GrpcOptions", "port grpc_servicer_functions request_timeout_s enable_reflection"
 )
 HttpOptions = _level(
     "HttpOptions",
     "ssl_keyfile ssl_certfile ssl_keyfile_password ssl_ca_certs",
     host=(str, "0.0.0.0"),
-    port=(Port, 8000),
+    port=(int, Field(default=8000, ge=0, le=65_535)),
     root_path=(Literal[""] | Route, ""),
-    request_timeout_s=(Seconds | None, None),
-    keep_alive_timeout_s=(Annotated[int, Field(ge=0, le=604_800)], None),
+    # Seconds, at most a week.
+    request_timeout_s=(float | None, Field(default=None, ge=0, le=604_800)),
+    keep_alive_timeout_s=(int, Field(default=90, ge=0, le=604_800)),
 )
 Deployment = _level(
     "Deployment",
-    "name backpressure_config user_config autoscaling_config ray_actor_options logging_config "
+    "name backpressure_config user_config autoscaling_config graceful_shutdown_wait_loop_s "
+    "graceful_shutdown_timeout_s health_check_period_s health_check_timeout_s ray_actor_options "
     "placement_group_bundles placement_group_strategy placement_group_bundle_label_selector "
-    "request_router_config gang_scheduling_config deployment_actors",
+    "max_replicas_per_node logging_config request_router_config gang_scheduling_config "
+    "deployment_actors rolling_update_percentage max_surge_percent",
     num_replicas=(Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] | None, None),
     max_ongoing_requests=(Annotated[int, Field(ge=1, le=65_536)], None),
     max_queued_requests=(Annotated[int, Field(ge=-1, le=1_000_000)], None),
-    graceful_shutdown_wait_loop_s=(Seconds, None),
-    graceful_shutdown_timeout_s=(Seconds, None),
-    health_check_period_s=(Seconds, None),
-    health_check_timeout_s=(Seconds, None),
-    max_replicas_per_node=(Annotated[int, Field(ge=1, le=100)], None),
-    rolling_update_percentage=(Annotated[float, Field(gt=0, le=1)], None),
-    max_surge_percent=(Annotated[int, Field(ge=0, le=100)], None),
 )
 Application = _level(
     "Application",
@@ -217,3 +210,42 @@ def _show(value: Any) -> str:
         return repr(value)[:60]
     except ValueError:  # an integer of thousands of digits
         return "that"
+
+
+def find_missing(config: dict[str, Any], settings: AppSettings) -> list[str]:
+    """What the config names and this machine lacks, with the path of its key."""
+    where = [app["import_path"] for app in config["applications"]].index(IMPORT_PATH)
+    named: dict[str, Any] = {"scheduler.secret_file": settings.scheduler.secret_file}
+    for index, tenant in enumerate(settings.tenants):
+        at, handler = f"tenants.{index}", tenant.handler
+        for key in ("factory", "program", "checkpoint"):
+            named[f"{at}.model.{key}"] = getattr(tenant.model, key)
+        if handler and handler.is_builtin:
+            named[f"{at}.handler.kwargs.tokenizer"] = handler.kwargs.get("tokenizer")
+        elif handler:
+            named[f"{at}.handler.use"] = handler.use
+    lacks = {key: _find_lack(key, str(name)) for key, name in named.items() if name}
+    return [f"applications.{where}.args.{key}: {lack} here" for key, lack in lacks.items() if lack]
+
+
+def _find_lack(key: str, place: str) -> str:
+    """`pkg.mod:name` is looked for as `coissue up` would, but nothing of it is imported or run."""
+    if not key.endswith((".factory", ".use")):
+        return "" if os.path.exists(place) else f"no file {place!r}"
+    module, _, name = place.partition(":")
+    at, full, finders = [os.getcwd(), *sys.path], "", [f for f in sys.meta_path if f != PathFinder]
+    for part in module.split("."):
+        full = f"{full}.{part}".lstrip(".")
+        # By its last part alone: asked for a whole name, the finder wants the parent imported.
+        spec = PathFinder.find_spec(part, at)
+        spec = spec or next(filter(None, (finder.find_spec(full, at) for finder in finders)), None)
+        if spec is None:  # below what is no folder (an archive, an editable install) it may be
+            return f"no module {full!r}" if full == part or all(map(os.path.exists, at)) else ""
+        at = list(spec.submodule_search_locations or ())
+    if spec.loader is None:
+        return f"no module {module!r}, only a folder"
+    if not (spec.origin or "").endswith(".py"):
+        return ""
+    made = rf"\b{name}\b|import \*|__getattr__|globals\(|setattr\(|exec\("
+    text = Path(spec.origin).read_text(errors="replace")
+    return "" if re.search(made, text) else f"no {name!r} in module {module!r}"

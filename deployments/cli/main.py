@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from coissue.deployments.config_file import ConfigError, load_app_config
+from coissue.deployments.config_file import ConfigError, find_missing, load_app_config
 from coissue.deployments.settings import AppSettings
 
 app = typer.Typer(
@@ -39,9 +39,15 @@ def load(path: Path) -> tuple[dict[str, Any], AppSettings]:
 
 
 @app.command()
-def validate(file: ConfigFile) -> None:
-    """Check a config without starting anything."""
-    _, settings = load(file)
+def validate(file: ConfigFile, strict: bool = False) -> None:
+    """Check a config without running any of it. What it names and is not here is a warning, because
+    the cluster may have it; --strict makes it an error."""
+    config, settings = load(file)
+    missing = find_missing(config, settings)
+    for line in missing:
+        typer.echo(f"{file}: {'' if strict else 'warning: '}{line}", err=True)
+    if strict and missing:
+        raise typer.Exit(1)
     typer.echo(f"ok: {len(settings.tenants)} tenants")
 
 

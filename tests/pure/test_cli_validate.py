@@ -32,8 +32,8 @@ CONFIG = {
             "args": {
                 "slo_classes": {"fast": {"deadline_ms": 50}},
                 "tenants": [
-                    {"name": "a", "model": {"factory": "m:f"}, "slo": "fast"},
-                    {"name": "b", "model": {"program": "b.pt2"}, "slo": "fast"},
+                    {"name": "a", "model": {"factory": "json:dumps"}, "slo": "fast"},
+                    {"name": "b", "model": {"program": __file__}, "slo": "fast"},
                 ],
             },
         }
@@ -180,11 +180,9 @@ ODD = [
     (DEPLOYMENT, [{"num_replicas": -2}], "0.num_replicas: Input should be greater than or", "-2"),
     (DEPLOYMENT, [{"num_replicas": True}], "Input should be a valid integer or 'auto'", "True"),
     (DEPLOYMENT, [{"max_ongoing_requests": True}], "Input should be a valid integer", "True"),
-    (DEPLOYMENT, [{"health_check_period_s": NAN}], "Input should be a finite number", "nan"),
     ("http_options.port", True, "http_options.port: Input should be a valid integer", "True"),
     ("http_options.request_timeout_s", NAN, "Input should be a finite number", "nan"),
     ("target_capacity", True, "target_capacity: Input should be a valid number", "True"),
-    ("grpc_options", {"port": 9e3}, "grpc_options.port: Input should be a valid integer", "9000.0"),
 ]  # fmt: skip
 
 
@@ -286,6 +284,67 @@ def test_validate_loads_neither_ray_nor_torch(tmp_path):
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["ok: 2 tenants", "[]"]
+
+
+# --- what is not on this machine ----------------------------------------------------------------
+
+CHECKPOINT = {"checkpoint": "none.safetensors", "architecture": "mlp"}
+TEXT = {"use": "text", "kwargs": {"tokenizer": "none.json"}}
+#: (key of a tenant, its value, what is said of it)
+LACKS = [
+    ("model", {"factory": "typo:fn"}, "model.factory: no module 'typo' here"),
+    ("model", {"factory": "typo.models:fn"}, "model.factory: no module 'typo' here"),
+    ("model", {"factory": "team.typo:fn"}, "model.factory: no module 'team.typo' here"),
+    ("model", {"factory": "team.models:fm"}, "model.factory: no 'fm' in module 'team.models' here"),
+    ("model", {"factory": "plain.models:fn"}, "model.factory: no module 'plain.models' here"),
+    ("model", {"factory": "plain:fn"}, "model.factory: no module 'plain', only a folder here"),
+    ("model", {"factory": "math.models:fn"}, "model.factory: no module 'math.models' here"),
+    ("model", {"program": "none.pt2"}, "model.program: no file 'none.pt2' here"),
+    ("model", CHECKPOINT, "model.checkpoint: no file 'none.safetensors' here"),
+    ("handler", {"use": "team.typo:Own"}, "handler.use: no module 'team.typo' here"),
+    ("handler", TEXT, "handler.kwargs.tokenizer: no file 'none.json' here"),
+    ("model", {"factory": "team.models:fn"}, None),
+    ("model", {"factory": "plain.deep.models:fn"}, None),
+    ("model", {"factory": "plain.deep.star:fm"}, None),
+    ("model", {"factory": "math:sqrt"}, None),
+    ("model", {"factory": "coissue.kernels.ir:Program"}, None),
+    ("model", {"program": "team/models.py"}, None),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "said"), LACKS)
+def test_what_is_not_here_is_a_warning_or_with_strict_an_error(
+    tmp_path, monkeypatch, key, value, said
+):
+    for name, text in {
+        "team/__init__.py": "raise SystemExit('a tenant ran')",
+        "team/models.py": "raise SystemExit('a tenant ran')\ndef fn(): ...",
+        "plain/deep/models.py": "def fn(): ...",
+        "plain/deep/star.py": "from team.models import *",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    config = yaml.safe_load(changed(f"{T1}.{key}", value))
+    config["applications"][0]["args"]["tenants"][1]["isolation"] = (
+        "dedicated" if "Own" in str(value) else "shared"
+    )
+    (tmp_path / "serve.yaml").write_text(yaml.safe_dump(config))
+    known = set(sys.modules)
+    usual = RUNNER.invoke(app, ["validate", "serve.yaml"])
+    strict = RUNNER.invoke(app, ["validate", "serve.yaml", "--strict"])
+    assert not {"team", "plain"} & (set(sys.modules) - known)
+    assert (usual.exit_code, usual.stdout) == (0, "ok: 2 tenants\n")
+    assert usual.stderr == (f"serve.yaml: warning: {T1}.{said}\n" if said else "")
+    assert (strict.exit_code, strict.stdout) == ((1, "") if said else (0, usual.stdout))
+    assert strict.stderr == (f"serve.yaml: {T1}.{said}\n" if said else "")
+
+
+def test_a_missing_secret_file_is_named(tmp_path):
+    config = changed(f"{ARGS}.scheduler", {"tcp_port": 1, "secret_file": "none/secret"})
+    (tmp_path / "serve.yaml").write_text(config)
+    result = RUNNER.invoke(app, ["validate", str(tmp_path / "serve.yaml"), "--strict"])
+    assert result.stderr.endswith(f": {ARGS}.scheduler.secret_file: no file 'none/secret' here\n")
 
 
 # --- status -------------------------------------------------------------------------------------
