@@ -34,19 +34,22 @@ class InferError(Exception):
 
 def check_inputs(info: TenantInfo, inputs: Mapping[str, np.ndarray]) -> tuple[int, int]:
     """(R, T) of a request with these inputs; T is 0 without a token axis. Raises `InferError`."""
-    names = [port.name for port in info.inputs]
-    for name in inputs:
-        if name not in names:
-            raise InferError(
-                MALFORMED, f"input {name!r} is unknown, allowed: {', '.join(map(repr, names))}"
-            )
-    for name in names:
-        if name not in inputs:
-            raise InferError(MALFORMED, f"input {name!r} is missing")
-    arrays = [inputs[name] for name in names]
+    arrays = [inputs[port.name] for port in info.inputs if port.name in inputs]
+    if len(arrays) != len(info.inputs) or len(inputs) != len(arrays):
+        raise _names_differ(info, inputs)
     return check_types(
         info, [(DTYPE_NAMES.get(array.dtype) or str(array.dtype), array.shape) for array in arrays]
     )
+
+
+def _names_differ(info: TenantInfo, inputs: Mapping[str, np.ndarray]) -> InferError:
+    names = [port.name for port in info.inputs]
+    for name in inputs:
+        if name not in names:
+            allowed = ", ".join(map(repr, names))
+            return InferError(MALFORMED, f"input {name!r} is unknown, allowed: {allowed}")
+    missing = next(name for name in names if name not in inputs)
+    return InferError(MALFORMED, f"input {missing!r} is missing")
 
 
 def check_types(info: TenantInfo, given: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[int, int]:
