@@ -11,6 +11,7 @@ tenant's code runs in the child only, so one tenant can neither see nor break an
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -19,6 +20,8 @@ import sys
 import traceback
 from pathlib import Path
 from typing import Any, TextIO
+
+from pydantic import ValidationError
 
 from coissue.deployments.capture.artifact import CaptureError, CaptureJob
 
@@ -54,14 +57,13 @@ def preload() -> None:
     """What every capture imports and warms up anyway. None of it starts a thread."""
     import torch
 
-    from coissue.deployments.capture import pipeline  # noqa: F401
-
+    importlib.import_module("coissue.deployments.capture.pipeline")
     module, rows = torch.nn.Linear(2, 2), torch.export.Dim("rows")
     torch.export.export(
         module, (torch.ones(2, 2),), dynamic_shapes=({0: rows},), strict=False
     ).run_decompositions({})
     if importlib.util.find_spec("transformers"):
-        from transformers import PreTrainedModel  # noqa: F401
+        importlib.import_module("transformers.modeling_utils")
 
 
 def serve(lines: TextIO, answers: int) -> None:
@@ -79,8 +81,8 @@ def serve(lines: TextIO, answers: int) -> None:
 def read_job(path: Path) -> CaptureJob:
     try:
         return CaptureJob.model_validate_json(path.read_text())
-    except ValueError as error:  # pydantic's: its first complaint, with the path of the key
-        first = error.errors()[0]  # type: ignore[attr-defined]
+    except ValidationError as error:
+        first = error.errors()[0]
         keys = ".".join(str(part) for part in first["loc"])
         raise CaptureError(f"{keys}: {first['msg']}") from error
 

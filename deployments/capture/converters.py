@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from coissue.deployments.capture.lower import Args, Builder, Result, converts
+from coissue.deployments.capture.lower import Args, Builder, Result, as_kind, converts
 from coissue.deployments.capture.shapes import DTYPES, broadcast
-from coissue.kernels.ir import AttrValue, Dim, Type
+from coissue.kernels.ir import Dim, Type
 
 ONE = Dim(1)
 UNARY = (
@@ -154,9 +154,8 @@ def _clamp(b: Builder, a: Args) -> Result:
         for op, bound in (("maximum", low), ("minimum", high)):
             value = value if bound is None else binary(b, op, value, b.value(bound, kind.dtype))
         return value
-    number = float if torch.is_floating_point(b.meta()) else int
-    bounds = {k: None if v is None else number(v) for k, v in (("min", low), ("max", high))}
-    return b.emit("clamp", (value,), kind, **bounds)
+    bounds = [None if bound is None else as_kind(bound, kind.dtype) for bound in (low, high)]
+    return b.emit("clamp", (value,), kind, min=bounds[0], max=bounds[1])
 
 
 @converts("where", "masked_fill")
@@ -343,9 +342,8 @@ def _flip(b: Builder, a: Args) -> Result:
 
 @converts("constant_pad_nd")
 def _pad(b: Builder, a: Args) -> Result:
-    number = float if torch.is_floating_point(b.meta()) else int
-    attrs: dict[str, AttrValue] = {"pads": tuple(a["pad"]), "value": number(a["value"] or 0)}
-    return b.emit("pad", (b.value(a["self"]),), b.out(), **attrs)
+    value = as_kind(a["value"] or 0, b.out().dtype)
+    return b.emit("pad", (b.value(a["self"]),), b.out(), pads=tuple(a["pad"]), value=value)
 
 
 @converts("diff")

@@ -66,7 +66,8 @@ def _extremum(b: Builder, a: Args) -> Result:
 @converts("any", "all")
 def _truth(b: Builder, a: Args) -> Result:
     value = b.value(a["self"], "bool")
-    return reduce(b, b.aten_name, value, a.get("dim"), a.get("keepdim", False))
+    found = reduce(b, b.aten_name, value, a.get("dim"), a.get("keepdim", False))
+    return b.cast(found, b.out().dtype)  # of u8, torch makes u8
 
 
 @converts("max", "min")
@@ -218,7 +219,10 @@ def _conv(b: Builder, a: Args) -> Result:
     if padding == "valid":
         padding = 0
     elif padding == "same":
-        padding = [(size - 1) * step // 2 for size, step in zip(kernel, dilation, strict=True)]
+        whole = [(size - 1) * step for size, step in zip(kernel, dilation, strict=True)]
+        if any(pad % 2 for pad in whole):
+            raise b.error("padding 'same' around a window of even size is not served")
+        padding = [pad // 2 for pad in whole]
     return b.emit(
         "conv", inputs, b.out(), stride=spread(a["stride"], count), dilation=dilation,
         padding=spread(padding, count), groups=a["groups"],

@@ -69,6 +69,12 @@ def find_name(target: torch._ops.OpOverload) -> str:
     return target._schema.name.split("::")[1]
 
 
+def as_kind(number: bool | int | float, dtype: str) -> bool | int | float:
+    """`number` as the kind of Python number that an attribute for `dtype` holds."""
+    kind = TORCH_DTYPES[dtype]
+    return (float if kind.is_floating_point else bool if kind == torch.bool else int)(number)
+
+
 class Builder:
     """The program under construction, and what converters may ask."""
 
@@ -101,7 +107,8 @@ class Builder:
     def aten_name(self) -> str:
         """Name of the op being converted, without namespace and overload."""
         assert self.node is not None
-        return find_name(self.node.target)  # type: ignore[arg-type]
+        assert isinstance(self.node.target, torch._ops.OpOverload)
+        return find_name(self.node.target)
 
     def meta(self) -> Any:
         """The fake tensor, or tensors, that the node stands for."""
@@ -176,9 +183,8 @@ class Builder:
 
     def fill(self, number: bool | int | float, type_: Type) -> int:
         """`number`, as a scalar or over a whole shape."""
-        kind = TORCH_DTYPES[type_.dtype]
-        plain = float if kind.is_floating_point else bool if kind == torch.bool else int
-        return self.emit("full" if type_.shape else "constant", (), type_, value=plain(number))
+        value = as_kind(number, type_.dtype)
+        return self.emit("full" if type_.shape else "constant", (), type_, value=value)
 
     def extent(self, dim: Dim) -> int:
         """A symbolic size as an i64 scalar: the sum of that many ones."""
@@ -290,7 +296,7 @@ def _convert_call(builder: Builder, node: Node) -> Result:
     opaque = find_opaque(target)
     if opaque is not None:
         return _convert_opaque(builder, node, opaque)
-    _fold(builder, node)
+    _fold(builder, node, target)
     return None
 
 
@@ -304,33 +310,32 @@ def bind(target: torch._ops.OpOverload, node: Node) -> Args:
 
 
 def _pick(builder: Builder, node: Node) -> Result:
-    source, index = node.args
+    """`getitem`: one of the outputs of an op that has several."""
+    arguments: Any = node.args
+    source, index = arguments
     if source in builder.constants:
-        builder.constants[node] = builder.constants[source][index]  # type: ignore[index]
+        builder.constants[node] = builder.constants[source][index]
         return None
-    parts = builder.values.get(source)  # type: ignore[arg-type]
-    if not isinstance(parts, tuple) or parts[index] is None:  # type: ignore[index]
-        builder.node = source if isinstance(source, Node) else node
+    parts = builder.values.get(source)
+    if not isinstance(parts, tuple) or parts[index] is None:
+        builder.node = source
         raise builder.error(f"output {index} of this op is not served")
-    return parts[index]  # type: ignore[index]
+    found: int = parts[index]
+    return found
 
 
-def _fold(builder: Builder, node: Node) -> None:
+def _fold(builder: Builder, node: Node, target: torch._ops.OpOverload) -> None:
     """An op over constants and fixed sizes is run now; its answer is a constant."""
-    leaves = node.all_input_nodes
-    outputs = node.meta.get("val")
-    if not isinstance(outputs, torch.Tensor) or not all(
-        isinstance(size, int) for size in outputs.shape
-    ):
-        raise builder.error("this op is not served")
-    if not all(leaf in builder.constants for leaf in leaves):
+    outputs: Any = node.meta.get("val")
+    is_fixed = isinstance(outputs, torch.Tensor) and all(isinstance(n, int) for n in outputs.shape)
+    if not is_fixed or not builder.constants.keys() >= set(node.all_input_nodes):
         raise builder.error("this op is not served")
     if outputs.numel() > FOLDED_ELEMENTS_MAX:
         raise builder.error("a constant this large must be a parameter or a buffer")
     args, kwargs = torch.fx.node.map_arg(
         (node.args, node.kwargs), lambda leaf: builder.constants[leaf]
     )
-    builder.constants[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    builder.constants[node] = target(*args, **kwargs)
 
 
 def _convert_opaque(builder: Builder, node: Node, target: str) -> Result:

@@ -225,6 +225,8 @@ class Cells(nn.Module):
             "scalar": torch.logsumexp(unit, 1) + x.std((1, 2)) + x.abs().amax((1, 2)),
             "outer": torch.einsum("bi,bj->bij", h, c),
             "diff": x.diff(dim=2).flatten(1),
+            "padded_bits": nn.functional.pad(x[:, 0] > 0, (1, 2), value=True),
+            "any_u8": (x[:, 0] > 0).to(torch.uint8).any(1),
             "selu": nn.functional.selu(x),
             "best": x.max(2).indices,
             "hot": nn.functional.one_hot(x.argmax(1), 3).to(torch.float32),

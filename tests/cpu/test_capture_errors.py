@@ -36,6 +36,7 @@ REFUSALS = {
     "complex": ("is not served", "aten._fft_r2c.default", "block"),
     "branch_on_rows": ("Not all values of rows = dim 0 of 'x'", "", ""),
     "fixed_rows": ("specialized it to be a constant (3)", "", ""),
+    "even_same": ("around a window of even size", "aten.conv1d.padding", "block.conv"),
     "one_more_token": ("a size is tokens + 1", "aten.cat.default", "block"),
     "few_positions": ("Not all values of tokens = dim 1 of 'x'", "", ""),
     "few_embeddings": ("the module fails on x [1, 32, 4]: IndexError", "", ""),
