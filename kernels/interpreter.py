@@ -96,9 +96,9 @@ def _call(
     op: Op, inputs: Sequence[Array | None], out: Type, rows: int, tokens: int
 ) -> Sequence[Array]:
     definition = OPS[op.name]
-    attrs = {name: op.attrs.get(name) for name in definition.attrs}
+    attrs: dict[str, Any] = {name: op.attrs.get(name) for name in definition.attrs}
     if definition.typed:
-        attrs["out"] = (out.at(rows, tokens), NUMPY_DTYPES[out.dtype])  # type: ignore[assignment]
+        attrs["out"] = (out.at(rows, tokens), NUMPY_DTYPES[out.dtype])
     missing = definition.required + definition.optional - len(inputs)
     arrays = [*inputs, *[None] * missing]
     if definition.widen:

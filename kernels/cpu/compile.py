@@ -137,7 +137,7 @@ class _Builder:
         out = self.packing(op.outputs[0])
         shift = max(self.packing(op.inputs[0]).lead - 1, 0) if packed and op.inputs else 0
         shape = out.packed_shape if packed else out.type.at
-        return ops.resolve(op, types, out.type, shape, shift)  # type: ignore[no-any-return]
+        return ops.resolve(op, types, out.type, shape, shift)
 
     def _add_once(self, op: Op) -> None:
         ins, outs = tuple(self._input_slot(v) for v in op.inputs), self._outs(op)

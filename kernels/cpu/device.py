@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -137,8 +138,8 @@ class CpuDevice:
     def plan(self, lowered: Lowered, kernel_index: int) -> Plan:
         """The kernel's plan; the first of a signature measures the GEMM shapes it needs."""
         kernel = lowered.kernels[kernel_index]
-        make = lambda: Plan(lowered, kernel, self.store, self.gemms)  # noqa: E731
-        return self.plans.get(kernel.signature, make)
+        made = partial(Plan, lowered, kernel, self.store, self.gemms)
+        return self.plans.get(kernel.signature, made)
 
     @torch.inference_mode()
     def bind(self, lowered: Lowered, kernel_index: int) -> BoundKernel:

@@ -95,15 +95,14 @@ class Frame:
 
     def part(self, packing: Packing, value: Any, index: int) -> torch.Tensor:
         """A segment's own value in its logical shape."""
-        if packing.layout is Layout.EACH:
-            return value[index]  # type: ignore[no-any-return]
+        own: torch.Tensor = value[index] if packing.layout is Layout.EACH else value
         if not packing.is_packed:
-            return value  # type: ignore[no-any-return]
-        start, stop = self.offsets(packing)[index : index + 2]
-        own = value[start:stop] if len(self.lengths) > 1 else value
-        if packing.lead == 2:
-            own = own.unflatten(0, (-1, self.lengths[index]))
-        return own  # type: ignore[no-any-return]
+            return own
+        if len(self.lengths) > 1:
+            start, stop = self.offsets(packing)[index : index + 2]
+            own = own[start:stop]
+        split = (-1, self.lengths[index], *own.shape[1:])
+        return own.reshape(split) if packing.lead == 2 else own
 
     def of_group(self, packing: Packing, value: Any) -> Any:
         """In a frame of a split: this group's part of the whole launch's `value`."""

@@ -41,9 +41,9 @@ PACK_ROWS = 64
 
 #: From (K, N) row-major. A build of torch without MKL or oneDNN has fewer.
 _PACKERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+# torch annotates neither function.
 HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-_HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-if HAS_ONEDNN and _HAS_MKL:
+if HAS_ONEDNN and torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
     _PACKERS["mkl"] = lambda kn: torch.ops.mkl._mkl_reorder_linear_weight(kn.t(), PACK_ROWS)
 if HAS_ONEDNN:
     _PACKERS["onednn"] = lambda kn: torch.ops.mkldnn._reorder_linear_weight(kn.t().contiguous())

@@ -66,7 +66,9 @@ _REDUCE: dict[str, OpFunction] = {
 }  # fmt: skip
 
 
-def resolve(op: Op, types: Sequence[Type | None], out: Type, shape: ShapeOf, shift: int) -> Any:
+def resolve(
+    op: Op, types: Sequence[Type | None], out: Type, shape: ShapeOf, shift: int
+) -> tuple[OpFunction, bool]:
     """(function, wants_sizes): the op as a function of its input tensors.
 
     `types`: of the inputs, logical. `shape` and `shift`: see the module. A function that

@@ -20,9 +20,7 @@ from coissue.kernels.optable import base, layers, pointwise, recurrent, reductio
 from coissue.kernels.optable.base import Attr, Call, Mismatch, OpDef, require
 
 #: Functional, deterministic, data-only ATen ops (`torch.ops.aten.<target>`) allowed as `opaque`.
-OPAQUE_TARGETS: Final = frozenset(
-    "aten." + target
-    for target in """
+_OPAQUE: Final = """
     acos.default acosh.default addcmul.default asin.default asinh.default atan.default
     atan2.default atanh.default bitwise_and.Tensor bitwise_not.default bitwise_or.Tensor
     bitwise_xor.Tensor celu.default cosh.default cummax.default cumprod.default erfc.default
@@ -32,8 +30,8 @@ OPAQUE_TARGETS: Final = frozenset(
     prelu.default reflection_pad1d.default reflection_pad2d.default roll.default selu.default
     sinh.default softshrink.default sort.default tan.default topk.default tril.default triu.default
     trunc.default upsample_bilinear2d.vec upsample_nearest2d.vec
-    """.split()  # noqa: SIM905
-)
+"""
+OPAQUE_TARGETS: Final = frozenset(f"aten.{target}" for target in _OPAQUE.split())
 #: Those whose inputs broadcast: the output must have that shape.
 _BROADCASTING: Final = frozenset(
     f"aten.{name}"
