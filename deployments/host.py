@@ -241,7 +241,8 @@ class SchedulerHost:
     def collect(self) -> None:
         """Move the core's new records to metrics and timeline."""
         with self._collecting:
-            launches, requests = self.runtime.call(self.runtime.core.take_records).result()
+            finished, requests = self.runtime.call(self.runtime.core.trace.take).result()
+            launches = [launch.describe() for launch in finished]
             self.metrics.observe(launches, requests)
             self.timeline.add(launches, requests)
 

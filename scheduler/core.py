@@ -197,7 +197,8 @@ class Core:
 
     def take_records(self) -> tuple[list[LaunchRecord], list[RequestRecord]]:
         """Records since the last call, each once."""
-        return self.trace.take()
+        finished, requests = self.trace.take()
+        return [launch.describe() for launch in finished], requests
 
     def stats(self) -> Stats:
         window = self.window

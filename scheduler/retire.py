@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import final
 
 from coissue.scheduler.admission import Admission, Reject
-from coissue.scheduler.dispatch import Dispatch, Flight
+from coissue.scheduler.dispatch import Dispatch
 from coissue.scheduler.messages import (
     Command,
     Complete,
@@ -24,7 +24,7 @@ from coissue.scheduler.messages import (
 )
 from coissue.scheduler.ports import CostView, InvariantViolation
 from coissue.scheduler.states import END_STATE, REQUEST_EDGES, KernelState, RequestState
-from coissue.scheduler.trace import LaunchRecord, RequestRecord, Trace
+from coissue.scheduler.trace import Finished, RequestRecord, Trace
 from coissue.scheduler.window import Request, Window
 
 DONE, FAILED, CANCELLED = KernelState.DONE, KernelState.FAILED, KernelState.CANCELLED
@@ -62,7 +62,7 @@ class Retire:
             launch.signature, flight.units, len(flight.members), flight.weight_sets,
             event.measured_ns,
         )  # fmt: skip
-        self._record(flight, "")
+        self.trace.add_launch(Finished(flight, self.now_ns, ""))
         # Without units (no rows, no tokens) the members share evenly.
         per_unit = event.measured_ns / (flight.units or len(flight.members))
         for kernel in flight.members:
@@ -98,7 +98,7 @@ class Retire:
         flight = self._dispatch.land(event.launch)
         if flight is None:
             return
-        self._record(flight, event.message)
+        self.trace.add_launch(Finished(flight, self.now_ns, event.message))
         for kernel in flight.members:
             request, index = kernel.request, kernel.index
             request.in_flight -= 1
@@ -117,7 +117,7 @@ class Retire:
     def lost(self, message: str) -> None:
         """The device is gone: requests with anything on it fail, the others keep their place."""
         for flight in self._dispatch.lose_all():
-            self._record(flight, message)
+            self.trace.add_launch(Finished(flight, self.now_ns, message))
             for kernel in flight.members:
                 kernel.request.in_flight -= 1
                 kernel.request.states[kernel.index] = FAILED
@@ -177,18 +177,5 @@ class Retire:
             Complete(
                 event.request, Outcome.REJECTED, reject.reason,
                 retry_after_ns=reject.retry_after_ns,
-            )
-        )  # fmt: skip
-
-    def _record(self, flight: Flight, failure: str) -> None:
-        launch = flight.launch
-        members = zip(flight.members, launch.segments, strict=True)
-        segments = tuple(
-            [(k.request.tenant.name, s.request, s.kernel, s.units) for k, s in members]
-        )
-        self.trace.add_launch(
-            LaunchRecord(
-                launch.launch, launch.signature, flight.at_ns, self.now_ns, launch.predicted_ns,
-                segments, failure,
             )
         )  # fmt: skip

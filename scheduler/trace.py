@@ -1,13 +1,16 @@
 """What happened, as plain data: one record per launch and one per request.
 
 The core records and never logs. Whoever takes the records (metrics, timeline, simulator report)
-gets each once; when nobody does, the oldest stay, newer ones are counted as dropped.
+gets each once; when nobody does, the oldest stay, newer ones are counted as dropped. A launch is
+kept as it is and described when taken, which may happen on another thread: what the description
+reads does not change any more.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, final
 
+from coissue.scheduler.dispatch import Flight
 from coissue.scheduler.messages import (
     KernelIndex,
     LaunchId,
@@ -48,6 +51,23 @@ class RequestRecord(NamedTuple):
     reason: Reason | None
 
 
+class Finished(NamedTuple):
+    """A launch that came back, or was lost."""
+
+    flight: Flight
+    end_ns: int
+    failure: str
+
+    def describe(self) -> LaunchRecord:
+        launch = self.flight.launch
+        members = zip(self.flight.members, launch.segments, strict=True)
+        return LaunchRecord(
+            launch.launch, launch.signature, self.flight.at_ns, self.end_ns, launch.predicted_ns,
+            tuple([(k.request.tenant.name, s.request, s.kernel, s.units) for k, s in members]),
+            self.failure,
+        )  # fmt: skip
+
+
 @final
 class Trace:
     """The two bounded lists of records."""
@@ -56,14 +76,14 @@ class Trace:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._launches: list[LaunchRecord] = []
+        self._launches: list[Finished] = []
         self._requests: list[RequestRecord] = []
         #: Records not kept because nobody took the earlier ones; never reset.
         self.dropped_count = 0
 
-    def add_launch(self, record: LaunchRecord) -> None:
+    def add_launch(self, launch: Finished) -> None:
         if len(self._launches) < self._limit:
-            self._launches.append(record)
+            self._launches.append(launch)
         else:
             self.dropped_count += 1
 
@@ -73,7 +93,7 @@ class Trace:
         else:
             self.dropped_count += 1
 
-    def take(self) -> tuple[list[LaunchRecord], list[RequestRecord]]:
+    def take(self) -> tuple[list[Finished], list[RequestRecord]]:
         taken = self._launches, self._requests
         self._launches, self._requests = [], []
         return taken

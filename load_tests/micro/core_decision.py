@@ -93,7 +93,7 @@ class Load:
             self._commands = core.handle(*events)
             spent_s += time.perf_counter() - start_s
             retired += len(launch.segments)
-            core.take_records()
+            core.trace.take()
         return spent_s / retired
 
 
