@@ -39,6 +39,8 @@ HeaderMap = dict[bytes, bytes]
 #: Refusals reach the scheduler's metrics so much later.
 REPORT_AFTER_S: Final = 1.0
 SLO_LIMIT_MS: Final = oip.TIMEOUT_LIMIT_US / 1000
+#: Python's `float` takes more: 1_0, nan, spaces, the digits of all scripts.
+_DECIMAL: Final = re.compile(rb"\d+(?:\.\d+)?")
 TEXT: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 HTML: Final = (b"content-type", b"text/html; charset=utf-8")
 
@@ -120,9 +122,9 @@ class HttpApp:
         if model is not None:
             name, version, action = model.groups("")
             _check_verb(scope, "POST" if action == "infer" else "GET")
-            info = self._tenant(name, version)
+            info = _check_ready(self._tenant(name, version))
             if action == "infer":
-                return await self._infer(_check_ready(info), scope, receive)
+                return await self._infer(info, scope, receive)
             return _json(_DESCRIBE[action](info))
         tenant = _PLAIN.fullmatch(path)
         if tenant is not None:
@@ -203,7 +205,7 @@ class HttpApp:
         only = self._settings.tenants
         if info is None or (only is not None and name not in only):
             raise HttpError("unknown_tenant", f"no tenant {name!r}")
-        if version and version != str(info.version):
+        if version and info.state == "ready" and version != str(info.version):
             raise HttpError(
                 "unknown_tenant", f"tenant {name!r} has version {info.version}, not {version!r}"
             )
@@ -264,7 +266,7 @@ _PLAIN: Final = re.compile(r"/tenants/([^/]+)")
 _DESCRIBE: Final[dict[str, Callable[[TenantInfo], Any]]] = {
     "": oip.model_metadata,
     "config": oip.model_config,
-    "ready": lambda info: {"name": _check_ready(info).name, "ready": True},
+    "ready": lambda info: {"name": info.name, "ready": True},
 }
 _ROUTES: Final[dict[str, Callable[[HttpApp, Message], Awaitable[Answer]]]] = {
     "/v2": HttpApp._server,
@@ -304,12 +306,9 @@ def _slo_header(headers: HeaderMap) -> int | None:
     value = headers.get(b"x-slo-ms")
     if value is None:
         return None
-    try:
-        milliseconds = float(value)
-    except ValueError:
-        milliseconds = math.nan
+    milliseconds = float(value) if _DECIMAL.fullmatch(value) else math.nan
     if not 0 < milliseconds <= SLO_LIMIT_MS:
-        raise malformed("header x-slo-ms: milliseconds above 0 and up to a day are needed")
+        raise malformed("header x-slo-ms: milliseconds such as 2.5, above 0 and up to a day")
     return math.ceil(milliseconds * 1_000_000)
 
 

@@ -212,7 +212,14 @@ def test_too_many_rows_is_413(server):
     assert server.post("/tenants/m", FOUR * 9, RAW).status == 413
 
 
-@pytest.mark.parametrize("value", ["nan", "-1", "0", "inf", "x", "", "1e300"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "nan", "-1", "0", "inf", "x", "", "1e300", "1_0", " 10", "10 ", "+10", "1e1", "infinity",
+        "0x10", ".5", "1.", "1,5", "\xb2", "\u0661".encode().decode("latin-1"), "9" * 5000,
+        "86400000.1",
+    ],
+)  # fmt: skip
 def test_bad_slo_header(server, value):
     reply = server.post(INFER, GOOD, {"x-slo-ms": value})
     assert (reply.status, reply.error[:16]) == (400, "header x-slo-ms:")
@@ -324,10 +331,16 @@ def test_tenants_that_are_not_ready(server, name, state):
         ("POST", f"/v2/models/{name}/infer"),
         ("POST", f"/tenants/{name}"),
         ("GET", f"/v2/models/{name}/ready"),
+        ("GET", f"/v2/models/{name}"),
+        ("GET", f"/v2/models/{name}/config"),
+        # Which version it will have is not known before.
+        ("GET", f"/v2/models/{name}/versions/7"),
+        ("POST", f"/v2/models/{name}/versions/7/infer"),
     ):
         reply = server.ask(method, path, b"{}")
         assert reply.status == 503
         assert reply.error.startswith(f"tenant '{name}' is {state}: ")
+        assert reply.headers["retry-after"] == "1"
 
 
 def test_without_scheduler():
