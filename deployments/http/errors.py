@@ -7,6 +7,7 @@ scheduler's (`Reason`) and those that only HTTP knows.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Final
 
@@ -51,6 +52,12 @@ STATUS: Final[dict[str, int]] = {
 #: Statuses whose answer says when to try again.
 RETRIABLE: Final = frozenset({429, 503})
 INTERNAL: Final = "internal error"
+#: The beginning of a JSON string up to an escape that is half of a surrogate pair; what may be
+#: between a key and a string that belongs to it.
+_HALF: Final = re.compile(
+    rb'"(?:[^"\\]|\\[^u]|\\u[^dD]|\\u.[0-7]|\\u.[89abAB]..\\u[dD][c-fC-F])*+\\u[dD][89a-fA-F]'
+)
+_OPENING: Final = re.compile(rb"\s*(\{\s*|\[[^\]{}]*)?")
 
 
 class HttpError(Exception):
@@ -80,15 +87,22 @@ def malformed(message: str) -> HttpError:
     return HttpError("malformed", message)
 
 
-def explain(error: Exception, inside: str = "") -> HttpError:
+def explain(error: Exception, inside: str = "", given: bytes = b"") -> HttpError:
     """What a decoder said, as a 400 whose sentence starts with the path of the field.
 
-    msgspec writes "Expected `int`, got `str` - at `$.inputs[0].shape[1]`".
+    msgspec writes "Expected `int`, got `str` - at `$.inputs[0].shape[1]`". Half of a surrogate pair
+    in what was `given` it takes for the end of the data, or names its byte.
     """
     if isinstance(error, RecursionError):
         return malformed(f"{inside or 'body'}: nested too deeply")
     if isinstance(error, UnicodeDecodeError):
         return malformed(f"{inside or 'body'}: not UTF-8")
+    half = None if isinstance(error, msgspec.ValidationError) else _HALF.search(given, 0, 1 << 20)
+    if half is not None:
+        head, _, between = given[: half.start()].rpartition(b":")
+        key = head.rstrip()[:-1].rpartition(b'"')[2] if _OPENING.fullmatch(between) else b""
+        path = key[:60].decode(errors="replace")
+        return malformed(f"{path or 'body'}: an escape is half of a surrogate pair")
     sentence, _, path = str(error).partition(" - at `$")
     path = inside + path.rstrip("`")
     sentence = sentence.replace("JSON is malformed", "not valid JSON")

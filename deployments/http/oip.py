@@ -17,6 +17,7 @@ import numpy as np
 
 from coissue.deployments.http import tensors
 from coissue.deployments.http.errors import JSON, RAW, Answer, Headers, explain, malformed
+from coissue.scheduler.window import PRIORITIES
 
 if TYPE_CHECKING:
     from coissue.deployments.channel.frames import PortInfo, TenantInfo
@@ -36,7 +37,8 @@ Extent = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 class Parameters(msgspec.Struct, frozen=True):
     #: Microseconds; 0 says nothing.
     timeout: Annotated[int, msgspec.Meta(ge=0, le=TIMEOUT_LIMIT_US)] = 0
-    priority: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
+    #: 0: the tenant's own; 1 is served first.
+    priority: Annotated[int, msgspec.Meta(ge=0, le=PRIORITIES)] = 0
     binary_data_output: bool = False
 
 
@@ -99,7 +101,7 @@ def parse_infer(info: TenantInfo, body: bytes, header_length: bytes | None) -> C
     try:
         request = _BODY.decode(head)
     except tensors.DECODE_ERRORS as error:
-        raise explain(error) from None
+        raise explain(error, given=head) from None
     return Call(
         inputs=_inputs(info, request.inputs, tail, header_length is not None),
         outputs=_outputs(info, request),

@@ -39,7 +39,7 @@ def parse_json(info: TenantInfo, body: bytes) -> dict[str, np.ndarray]:
     try:
         given = _BODY.decode(body).inputs
     except tensors.DECODE_ERRORS as error:
-        raise explain(error) from None
+        raise explain(error, given=body) from None
     ports = {port.name: port for port in info.inputs}
     for name in given:
         if name not in ports:
@@ -67,7 +67,7 @@ def parse_payload(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except tensors.DECODE_ERRORS as error:
-        raise explain(error) from None
+        raise explain(error, given=body) from None
 
 
 def format_json(outputs: Mapping[str, np.ndarray]) -> Answer:

@@ -109,6 +109,9 @@ BAD = [
     (request(parameters={"timeout": 2**62}), "parameters.timeout: expected `int` <= 86400000000"),
     (request(parameters={"timeout": "1"}), "parameters.timeout: expected `int`, got `str`"),
     (request(parameters={"priority": -1}), "parameters.priority: expected `int` >= 0"),
+    (request(parameters={"priority": 17}), "parameters.priority: expected `int` <= 16"),
+    (request(parameters={"priority": 10**30}), "parameters.priority: expected `int` <= 16"),
+    (request(parameters={"priority": "1"}), "parameters.priority: expected `int`, got `str`"),
     (request(parameters=[]), "parameters: expected `object`, got `array`"),
     (request(outputs=[{"name": "q"}]), "outputs[0].name: 'q' is no output or given twice"),
     (request(outputs=[{"name": "y"}] * 2), "outputs[1].name: 'y' is no output or given twice"),
@@ -130,6 +133,48 @@ BAD = [
 @pytest.mark.parametrize(("body", "sentence"), BAD, ids=[sentence[:50] for _, sentence in BAD])
 def test_bad_json_names_the_field(body, sentence):
     assert refuse(M, body).startswith(sentence)
+
+
+HALF = "an escape is half of a surrogate pair"
+HALVES = [
+    (request(id="\ud800"), "id"),
+    (request(id="a\udc00b"), "id"),
+    (request(id="\U0001f600\\\ud83d"), "id"),
+    (request(id="\ud800\ud800"), "id"),
+    (with_(name="\ud800x"), "name"),
+    (with_(datatype="\ud800"), "datatype"),
+    (with_(data=[1, [2, "\ud800"]]), "data"),
+    (request(outputs=[{"name": "\udfff"}]), "name"),
+    (request(parameters={"mine": "\ud800"}), "mine"),
+    # Not of `id`, which is before.
+    (request(id="1", **{"\ud800": 1}), "body"),
+    (request(id="a: ", more=[[1], "\ud800"]), "body"),
+    (b'{"id" : "\\uD800"}', "id"),
+    (b'{"\\ud800": 1}', "body"),
+    (b'"\\ud800', "body"),
+]
+
+
+@pytest.mark.parametrize(("body", "field"), HALVES)
+def test_half_of_a_surrogate_pair_names_its_field(body, field):
+    assert refuse(M, body) == f"{field}: {HALF}"
+
+
+def test_half_of_a_surrogate_pair_in_plain_bodies():
+    for parse_plain, body, field in (
+        (lambda body: plain.parse_json(M, body), {"inputs": {"\ud800": [[1]]}}, "inputs"),
+        (plain.parse_payload, {"text": "\ud800"}, "text"),
+        (plain.parse_payload, {"texts": ["good", "\ud800"]}, "texts"),
+    ):
+        with pytest.raises(HttpError, match=f"^{field}: {HALF}"):
+            parse_plain(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("text", ["\U0001f600", "\\ud800", '"\\ud83d', "\ud7ff\ue000"])
+def test_text_that_only_looks_like_half_of_a_pair(text):
+    assert parse(M, request(id=text)).id == text
+    broken = json.dumps(request(id=text)).encode() + b"x"
+    assert refuse(M, broken).startswith("body: not valid JSON: trailing")
 
 
 INTEGERS = {"u8": 256, "i8": -129, "i16": 2**15, "i32": 2**31, "i64": 2**63}
