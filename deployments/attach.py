@@ -270,21 +270,13 @@ def describe_tenant(
     """What replicas learn of a tenant."""
     model = program.lowered.program if program else EMPTY
     return TenantInfo(
-        name=tenant.name,
-        version=program.version if program else 0,
-        state=state,
-        inputs=describe_ports(model, model.inputs),
-        outputs=describe_ports(model, model.outputs),
+        name=tenant.name, version=program.version if program else 0, state=state, reason=reason,
+        inputs=describe_ports(model, model.inputs), outputs=describe_ports(model, model.outputs),
         rows_limit=min(tenant.limits.rows, model.rows_limit),
         tokens_limit=min(tenant.limits.tokens, model.tokens_limit),
-        slo_class=tenant.slo,
-        deadline_ns=slo.deadline_ns,
-        objective=slo.objective,
-        priority=slo.priority,
-        in_flight_limit=tenant.limits.in_flight,
-        nan=tenant.nan,
-        reason=reason,
-    )
+        slo_class=tenant.slo, deadline_ns=slo.deadline_ns, objective=slo.objective,
+        priority=slo.priority, in_flight_limit=tenant.limits.in_flight, nan=tenant.nan,
+    )  # fmt: skip
 
 
 def describe_ports(program: Program, ports: tuple[Port, ...]) -> tuple[PortInfo, ...]:

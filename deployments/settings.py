@@ -71,9 +71,7 @@ class SchedulerSettings(Settings):
     @model_validator(mode="after")
     def _tcp_needs_secret(self) -> SchedulerSettings:
         if self.tcp_port is not None and self.secret_file is None:
-            raise ValueError(
-                "tcp_port needs secret_file: a TCP channel without a secret is refused"
-            )
+            raise ValueError("tcp_port needs secret_file: TCP without a secret is refused")
         return self
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -16,11 +17,9 @@ from coissue.deployments.config_file import ConfigError, find_missing, load_app_
 from coissue.deployments.settings import AppSettings
 
 app = typer.Typer(
-    help="Serve many tenants' models on few devices.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+    help="Serve many tenants' models on few devices.", no_args_is_help=True,
+    add_completion=False, pretty_exceptions_enable=False,
+)  # fmt: skip
 console = Console()
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="A Serve config.")]
 COLORS = {"ready": "green", "failed": "red"}
@@ -93,6 +92,7 @@ def status(
 
 def fetch_status(url: str, timeout_s: float = 5.0) -> dict[str, Any]:
     """`GET /status`. Raises `OSError` or `ValueError`."""
+    _ = urllib.parse.urlsplit(url).port  # a `ValueError` where `int` would take 1_0
     request = urllib.request.Request(
         url.rstrip("/") + "/status", headers={"accept": "application/json"}
     )

@@ -33,13 +33,9 @@ class UpError(Exception):
 
 
 def serve_until_interrupted(
-    config: dict[str, Any],
-    settings: AppSettings,
-    *,
-    haproxy: bool,
-    address: str | None,
+    config: dict[str, Any], settings: AppSettings, *, haproxy: bool, address: str | None,
     console: Console,
-) -> None:
+) -> None:  # fmt: skip
     port = ServeConfig.model_validate(config).http_options.port
     if address is None and not find_port(port):
         raise UpError(f"http_options.port: something listens on port {port} already")
@@ -120,7 +116,7 @@ def _ray(address: str | None, console: Console) -> Iterator[str]:
 def _check_reachable(address: str) -> None:
     """Ray itself tries for minutes, and cannot be interrupted."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if colon and port.isdigit():
+    if colon and port.isascii() and port.isdigit():
         try:
             socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
         except (OSError, OverflowError) as error:
@@ -181,12 +177,9 @@ def _stop_serve() -> None:
 
 
 def _show_progress(
-    base: str,
-    config: dict[str, Any],
-    settings: AppSettings,
-    console: Console,
+    base: str, config: dict[str, Any], settings: AppSettings, console: Console,
     interrupted: threading.Event,
-) -> bool:
+) -> bool:  # fmt: skip
     """Until all tenants are ready or failed: True. Interrupted: False."""
     started = time.monotonic()
     with Live(console=console, refresh_per_second=4) as live:
@@ -243,9 +236,8 @@ def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console
     for text, url in (
         ("plain route", f"POST {base}/tenants/{name}"),
         ("Open Inference Protocol", f"POST {base}/v2/models/{name}/infer"),
-        ("status", f"{base}/status"),
-        ("metrics", f"{base}/metrics"),
+        ("status", f"{base}/status"), ("metrics", f"{base}/metrics"),
         ("in Ray's words", _show_command(ray_url)),
-    ):
+    ):  # fmt: skip
         console.print(f"{text:>24}  {url}", highlight=False, soft_wrap=True)
     console.print("Ctrl-C ends it.")

@@ -16,14 +16,9 @@ STYLE: Final = (
     ".loading,.draining{color:#8a5a00}"
 )
 COLUMNS: Final = (
-    ("tenant", "name"),
-    ("version", "version"),
-    ("state", "state"),
-    ("SLO class", "slo_class"),
-    ("deadline (ms)", "deadline_ms"),
-    ("objective", "objective"),
-    ("reason", "reason"),
-)
+    ("tenant", "name"), ("version", "version"), ("state", "state"), ("SLO class", "slo_class"),
+    ("deadline (ms)", "deadline_ms"), ("objective", "objective"), ("reason", "reason"),
+)  # fmt: skip
 FIELDS: Final = (
     "name", "version", "state", "reason", "slo_class", "objective", "priority", "in_flight_limit",
     "rows_limit", "tokens_limit",

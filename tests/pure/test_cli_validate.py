@@ -15,6 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from coissue.deployments import config_file, settings
+from coissue.deployments.cli import up
 from coissue.deployments.cli.main import app
 from coissue.deployments.config_file import IMPORT_PATH, ConfigError, load_app_config
 
@@ -400,6 +401,14 @@ def test_status_errors_are_one_line(serve, status, body, line):
     result = RUNNER.invoke(app, ["status", "--url", serve(status, body)])
     assert result.exit_code == 1
     assert line in result.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize("port", ["1_0", "\u0661", "\xb2", "high", "70000"])
+def test_odd_ports_are_one_line(port):
+    result = RUNNER.invoke(app, ["status", "--url", f"http://127.0.0.1:{port}"])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"http://127.0.0.1:{port}: no status: Port ")
+    up._check_reachable(f"127.0.0.1:{port}" if port != "70000" else "")
 
 
 @pytest.mark.parametrize(
