@@ -121,7 +121,7 @@ def encode_program(program: Program) -> bytes:
 
 
 def decode_program(data: bytes) -> Program:
-    """The program in `data`. Raises `msgspec.ValidationError` (a sentence) on anything else.
+    """The program in `data`. Raises `msgspec.DecodeError` (a sentence) on anything else.
 
     Only the form is checked here; `spec.check_program` checks the meaning.
     """

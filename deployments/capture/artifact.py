@@ -39,6 +39,12 @@ NUMPY_DTYPES = {
 TOLERANCES = {"f16": 1e-2, "bf16": 4e-2, "f32": 2e-4, "f64": 1e-9}
 
 
+#: What reading a folder raises that capture did not write, or not to the end.
+UNREADABLE = (
+    OSError, LookupError, TypeError, ValueError, msgspec.MsgspecError, SafetensorError,
+)  # fmt: skip
+
+
 class CaptureError(Exception):
     """A model that cannot be captured: a sentence for the tenant team, op and module if known."""
 
@@ -107,11 +113,12 @@ class Artifact:
             with safe_open(folder / "weights.safetensors", framework="np") as file:
                 present = wanted.keys() & set(file.keys())
                 weights = {digest: file.get_tensor(digest) for digest in present}
-            arrays = load_file(folder / "references.safetensors")
-        except (OSError, ValueError, msgspec.MsgspecError, SafetensorError) as error:
+            check_weights(program, weights, wanted.values())
+            references = _group_references(load_file(folder / "references.safetensors"))
+            float(meta["tolerance"])
+        except UNREADABLE as error:
             raise CaptureError(f"{folder} is not a finished artifact: {error}") from error
-        check_weights(program, weights, wanted.values())
-        return cls(program, weights, _group_references(arrays), meta)
+        return cls(program, weights, references, meta)
 
 
 def _group_references(arrays: dict[str, np.ndarray]) -> tuple[Reference, ...]:

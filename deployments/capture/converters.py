@@ -286,11 +286,17 @@ def piece(b: Builder, value: int, dim: int, start: int, extent: Dim, step: int =
 
 @converts("split", "split_with_sizes", "chunk")
 def _split(b: Builder, a: Args) -> Result:
+    """An extent of 2 T is split as one of 2, before one of T."""
     value = b.value(a["self"])
     dim, start, pieces = axis(b, value, a["dim"]), 0, []
+    shape, whole = b.shape(value), b.shape(value)[dim]
+    if not whole.is_fixed:
+        unit = Dim(1, whole.rows, whole.tokens)
+        value = b.reshape(value, replaced(shape, dim, Dim(whole.scale), unit))
     for part in b.meta():
         extent = b.dim(part.shape[dim])
-        pieces.append(piece(b, value, dim, start, extent))
+        found = piece(b, value, dim, start, Dim(extent.scale))
+        pieces.append(b.reshape(found, replaced(shape, dim, extent)))
         start += extent.scale
     return tuple(pieces)
 

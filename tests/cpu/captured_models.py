@@ -208,6 +208,17 @@ def by_hand():
     return ByHand(), {"x": torch.randn(3, 7, 8)}, {"x": TOKENS}
 
 
+@seeded
+def halves():
+    class Halves(nn.Module):
+        def forward(self, x):
+            tokens = x.shape[1]
+            first, second = torch.cat([x, x + 1], 1).split([tokens, tokens], 1)
+            return first * second
+
+    return Halves(), {"x": torch.randn(3, 5, 2)}, {"x": TOKENS}
+
+
 class Cells(nn.Module):
     """Ops that capture composes or leaves to torch's own decompositions."""
 

@@ -36,6 +36,7 @@ MODELS = {
     "dlrm": ({}, {"embedding_bag": 3, "index": 1, "matmul": 1}),
     "bag_of_words": ({}, {"embedding_bag": 1}),
     "by_hand": ({}, {"matmul": 2, "softmax": 1}),
+    "halves": ({}, {"concat": 1, "slice": 2}),
     "cells": ({}, {"group_norm": 1}),
     "signal": ({}, {"conv": 2, "adaptive_avg_pool": 1}),
     "lstm": ({"kind": "LSTM", "num_layers": 2, "bidirectional": True}, {"lstm": 1}),

@@ -159,6 +159,21 @@ def test_changed_artifact_is_refused(tmp_path):
         Artifact.load(tmp_path)
 
 
+@pytest.mark.parametrize("change", ["dtype", "reference", "meta", "tolerance"])
+def test_artifact_that_capture_did_not_write_is_refused(tmp_path, change):
+    capture(factory("mlp"), LIMITS).save(tmp_path)
+    if change == "dtype":
+        path = tmp_path / "program.msgpack"
+        path.write_bytes(path.read_bytes().replace(b"\xa3f32", b"\xa3f33"))
+    elif change == "reference":
+        save_file({"in.x": torch.zeros(1)}, tmp_path / "references.safetensors")
+    else:
+        stored = {"meta": [], "tolerance": {"tolerance": None}}[change]
+        (tmp_path / "meta.json").write_text(json.dumps(stored))
+    with pytest.raises(CaptureError, match="not a finished artifact"):
+        Artifact.load(tmp_path)
+
+
 def test_digest_speaks_of_dtype_shape_and_content():
     zeros = np.zeros((2, 3), np.float32)
     assert compute_digest(zeros, "f32") == compute_digest(np.asfortranarray(zeros), "f32")
