@@ -6,8 +6,7 @@ one after the other in one packed tensor, as those of requests that travel toget
 place; others are joined by one copy.
 
 Limitations: values that follow from weights alone (`Mode.ONCE`, kept per weight set) do not count
-as held bytes; a packed weight counts with the size of the plain one; a program output that is
-itself a weight cannot be read.
+as held bytes; a packed weight counts with the size of the plain one.
 
 Rules: one thread calls; no result depends on which segments share a launch beyond float rounding;
 a launch that fails has changed nobody's buffers. A packed tensor is freed when the last request

@@ -91,7 +91,12 @@ def rewrite(program: Program, rule: Rule) -> Program:
 
 def _compact(program: Program, graph: Graph) -> Program:
     """The live part of `graph`, renumbered: inputs, weights, then op outputs."""
+    given = {weight.value for weight in program.weights}
     ports = [(port, graph.resolve(port.value)) for port in program.outputs]
+    ports = [  # a device hands out what ops make
+        (port, graph.emit("identity", (value,), graph.types[value]) if value in given else value)
+        for port, value in ports
+    ]
     live = {value for _, value in ports}
     kept: list[Op] = []
     for op in reversed(graph.ops):

@@ -185,3 +185,13 @@ def test_an_opaque_op_that_makes_another_shape_than_declared_is_an_error(of_weig
 
     with pytest.raises(ValueError, match="but the program declares"):
         run()
+
+
+def test_a_model_may_answer_with_a_weight(device):
+    b = programs.Builder()
+    x, w = b.input("x", R, 4), b.weight(3, 4)
+    model = b.build(y=b.op("relu", x), table=b.op("identity", w), same=w)
+    tenant = device_rig.Tenant(device, model.program, model.weights, lower)
+    one = request(model, tenant, 2, 0, 0)
+    device_rig.run_together([one])
+    one.check(0.0)
