@@ -34,6 +34,7 @@ from coissue.kernels.optable.base import (
     render_type,
 )
 from coissue.kernels.optable.table import OPS
+from coissue.kernels.passes.rewrite import is_fixed_op
 
 GIB: Final = 2**30
 
@@ -48,6 +49,9 @@ class SpecLimits:
 
     ops: int = 20_000
     values: int = 100_000
+    #: Ops on weights and constants alone, counted once for each op that needs their results: each
+    #: kernel repeats those it needs.
+    repeats: int = 1_000_000
     #: Named inputs, and named outputs.
     ports: int = 64
     #: Inputs, outputs and attrs of one op, and entries of one attr.
@@ -84,6 +88,7 @@ def check_program(program: Program, limits: SpecLimits = DEFAULT) -> None:
     for port in program.outputs:
         _bound(f"the value of output {port.name[:80]!r}", port.value, len(defined) - 1)
     _check_sizes_known(program)
+    _check_repeats(program, limits)
 
 
 def bind_sizes(types: Sequence[Type], shapes: Sequence[Sequence[int]]) -> tuple[int, int]:
@@ -301,3 +306,20 @@ def _check_sizes_known(program: Program) -> None:
                     f"value {value} is {render_type(type_)}, but no input has an extent "
                     f"that is a multiple of {letter} alone"
                 )
+
+
+def _check_repeats(program: Program, limits: SpecLimits) -> None:
+    """A chain of FIXED ops read by many others would grow to the product of both in lowering."""
+    #: FIXED value -> the ops it needs, one bit each.
+    needs = {weight.value: 0 for weight in program.weights}
+    repeats = fixed_count = 0
+    for op in program.ops:
+        needed = 0
+        for value in op.inputs:
+            needed |= needs.get(value, 0)
+        if is_fixed_op(op, program.types, needs):
+            needs |= dict.fromkeys(op.outputs, needed | 1 << fixed_count)
+            fixed_count += 1
+        else:
+            repeats += needed.bit_count()
+    _bound("the number of ops on weights alone, repeated where needed,", repeats, limits.repeats)

@@ -76,7 +76,7 @@ Meaning = Linear | Facts
 TRUE: Final[Facts] = frozenset()
 FALSE: Final[Facts] = frozenset({Linear(-1)})
 ONE: Final = Linear(1)
-#: Bounds on the work for one mask: depth of ops followed, elements evaluated.
+#: Bounds on the work for one program: depth of ops followed, elements evaluated.
 DEPTH_LIMIT: Final = 80
 ELEMENTS_LIMIT: Final = 20_000
 
@@ -100,7 +100,7 @@ def both(a: Facts, b: Facts) -> Facts:
 
 
 class Elements:
-    """Evaluates elements of one graph's values."""
+    """Evaluates elements of one graph's values; layers that share a mask share the work."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -336,10 +336,9 @@ RULES: Final[dict[str, Handler]] = {
 }  # fmt: skip
 
 
-def mask_facts(graph: Graph, mask: int) -> Facts | None:
+def mask_facts(elements: Elements, mask: int) -> Facts | None:
     """What makes an element of the bool value `mask` true, over places b, h, i and j; None: not
     understood at the edges."""
-    elements = Elements(graph)
 
     def evaluate(i: Linear, j: Linear) -> Meaning:
         return elements.at(mask, elements.align(mask, (place("b"), place("h"), i, j)))
@@ -364,10 +363,16 @@ def mask_facts(graph: Graph, mask: int) -> Facts | None:
 
 def recognise_masks(program: Program) -> Program:
     """`program` with every recognised full mask replaced by attributes or a key mask."""
-    return rewrite(program, _recognise)
+    found: list[Elements] = []
+
+    def rule(graph: Graph, op: Op) -> int | None:
+        found[:] = found or [Elements(graph)]
+        return _recognise(graph, op, found[0])
+
+    return rewrite(program, rule)
 
 
-def _recognise(graph: Graph, op: Op) -> int | None:
+def _recognise(graph: Graph, op: Op, elements: Elements) -> int | None:
     if op.name != "attention" or op.attrs["mask"] != "full":
         return None
     query, key, value, mask = op.inputs
@@ -375,7 +380,7 @@ def _recognise(graph: Graph, op: Op) -> int | None:
         return None
     axis = 2 if op.attrs["layout"] == "bhsd" else 1
     rows, keys = graph.types[key].shape[0], graph.types[key].shape[axis]
-    facts = mask_facts(graph, mask)
+    facts = mask_facts(elements, mask)
     if facts is None or facts == FALSE:
         return None
     causal_fact = place("i").plus(place("j"), -1)

@@ -210,6 +210,20 @@ def test_limits_are_limits():
     check_program(mlp(), dataclasses.replace(DEFAULT, ops=2, values=4, weight_bytes=48))
 
 
+def test_ops_on_weights_alone_are_counted_where_they_are_repeated():
+    """Each linear needs the whole chain: 3 and 3 ops are 9 in kernels."""
+    square, rows = shaped("f32", 4, 4), shaped("f32", "R", 4)
+    chain = [Op("neg", (i,), (i + 1,), {}, "w") for i in range(1, 4)]
+    linears = [
+        Op("linear", (0 if i == 5 else i - 1, 4), (i,), {"layout": "nk"}, "x") for i in range(5, 8)
+    ]
+    program = mlp(types=(rows, *[square] * 4, *[rows] * 3), ops=(*chain, *linears),
+                  outputs=(Port("y", 7),))  # fmt: skip
+    check_program(program, dataclasses.replace(DEFAULT, repeats=9))
+    with pytest.raises(SpecError, match="repeated where needed, is 9; allowed: 0 to 8"):
+        check_program(program, dataclasses.replace(DEFAULT, repeats=8))
+
+
 def test_equal_weights_count_once_and_must_have_one_type():
     types = (shaped("f32", "R", 4), shaped("f32", 4), shaped("f32", 4), shaped("f32", "R", 4))
     program = Program(
