@@ -102,14 +102,11 @@ def _call(
     missing = definition.required + definition.optional - len(inputs)
     arrays = [*inputs, *[None] * missing]
     if definition.widen:
-        arrays = [_widen(array) for array in arrays]
+        arrays = [
+            x.astype(np.float64) if x is not None and x.dtype.kind == "f" else x for x in arrays
+        ]
     found = definition.run(*arrays, **attrs)
     return found if isinstance(found, tuple) else (found,)
-
-
-def _widen(array: Array | None) -> Array | None:
-    is_float = array is not None and array.dtype.kind == "f"
-    return array.astype(np.float64) if array is not None and is_float else array
 
 
 def store(array: Array, dtype: str) -> Array:

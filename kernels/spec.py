@@ -160,14 +160,11 @@ def _check_type(value: int, type_: Type, program: Program, limits: SpecLimits) -
             f"value {value} has dtype {type_.dtype[:80]!r}; allowed: {', '.join(DTYPE_BYTES)}"
         )
     _bound(f"the rank of value {value}", len(type_.shape), limits.rank)
+    tokens_power = limits.power if program.tokens_limit else 0
     for dim in type_.shape:
         _bound(f"an extent of value {value}", dim.scale, limits.value_bytes, 1)
         _bound(f"the power of R in value {value}", dim.rows, limits.power)
-        _bound(
-            f"the power of T in value {value}",
-            dim.tokens,
-            limits.power if program.tokens_limit else 0,
-        )
+        _bound(f"the power of T in value {value}", dim.tokens, tokens_power)
     num_bytes = type_.num_bytes(program.rows_limit, program.tokens_limit)
     _bound(f"the bytes of value {value} at rows_limit", num_bytes, limits.value_bytes)
 

@@ -80,22 +80,17 @@ def _join(
     arrivals: Sequence[Arrival], made: Sequence[Buffers], group: Sequence[int], place: int
 ) -> None:
     """Input number `place` of the arrivals in `group`."""
-    port = arrivals[group[0]].border.inputs[place]
-    if not port.packing.is_packed:
-        for index in group:
-            own = arrivals[index].border.inputs[place]
-            made[index][own.value] = to_tensor(arrivals[index].arrays[own.name].copy())
+    ports = [arrivals[index].border.inputs[place] for index in group]
+    arrays = [arrivals[i].arrays[port.name] for i, port in zip(group, ports, strict=True)]
+    if not ports[0].packing.is_packed:
+        for index, port, array in zip(group, ports, arrays, strict=True):
+            made[index][port.value] = to_tensor(array.copy())
         return
-    parts = [
-        arrivals[index].arrays[arrivals[index].border.inputs[place].name].reshape(-1, *port.rest)
-        for index in group
-    ]
-    tensor = to_tensor(np.concatenate(parts))
-    start = 0
-    for index, part in zip(group, parts, strict=True):
-        stop = start + len(part)
-        made[index][arrivals[index].border.inputs[place].value] = Slice(tensor, start, stop)
-        start = stop
+    parts = [array.reshape(-1, *ports[0].rest) for array in arrays]
+    tensor, stop = to_tensor(np.concatenate(parts)), 0
+    for index, port, part in zip(group, ports, parts, strict=True):
+        start, stop = stop, stop + len(part)
+        made[index][port.value] = Slice(tensor, start, stop)
 
 
 @final

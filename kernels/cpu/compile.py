@@ -22,15 +22,16 @@ from coissue.kernels.cpu.gemm import Gemm, GemmTable
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
 from coissue.kernels.ir import ABSENT, Op
 from coissue.kernels.lowered import Kernel, Lowered, Mode
+from coissue.kernels.passes.layouts import POINTWISE
 
 Step = Callable[[Frame], None]
+#: Fills slots that follow from weights or constants alone.
+Fill = Callable[[list[Any]], None]
 #: Ops that answer with a tensor of their own, which the next op may overwrite.
 _FRESH = frozenset(("linear", "conv", "matmul", "add", "sub", "mul", "div", "layer_norm",
                     "batch_norm", "rms_norm", "group_norm", *ops.IN_PLACE))  # fmt: skip
 #: Ops whose inputs are aligned from the right.
-_BROADCASTS = frozenset(("add", "sub", "mul", "div", "pow", "maximum", "minimum", "eq", "ne", "lt",
-                         "le", "gt", "ge", "logical_and", "logical_or", "remainder", "floor_div",
-                         "where", "matmul", "expand", "attention"))  # fmt: skip
+_BROADCASTS = POINTWISE | {"matmul", "expand", "attention"}
 #: Slot that always holds None, for inputs not given.
 _NONE = 0
 
@@ -53,8 +54,8 @@ class Plan:
         self._constants: list[Any] = builder.env
         #: (slot, position in `kernel.weights`, whether it wants the tensor).
         self._weights = builder.weight_slots
-        #: Fill the slots that follow from weights, in order.
-        self._once: list[Callable[[list[Any]], None]] = builder.once
+        #: In order.
+        self._once: list[Fill] = builder.once
 
     def environment(self, weights: Sequence[StoredWeight]) -> list[Any]:
         """The slots as a launch finds them: constants, weights, and all that follows from them."""
@@ -76,7 +77,7 @@ class _Builder:
         self.env: list[Any] = [None]
         self.slots: dict[int, int] = {ABSENT: _NONE}
         self.steps: list[tuple[Step, tuple[int, ...]]] = []
-        self.once: list[Callable[[list[Any]], None]] = []
+        self.once: list[Fill] = []
         self.weight_slots: list[tuple[int, int, bool]] = []
         self._weight_slot: dict[tuple[int, bool], int] = {}
         #: Slots that hold what follows from weights, and those that hold constants.
@@ -149,7 +150,11 @@ class _Builder:
                 _check_declared(op, map(self.packing, op.outputs), made, 0, 0)
             _put(env, outs, made)
 
-        if set(ins) <= self._constant:
+        self._fill_once(ins, outs, fill)
+
+    def _fill_once(self, ins: tuple[int, ...], outs: tuple[int, ...], fill: Fill) -> None:
+        """Now, if the inputs are constants, else once per weight set."""
+        if self._constant.issuperset(ins):
             fill(self.env)
             self._constant.update(outs)
         else:
@@ -172,23 +177,15 @@ class _Builder:
         def fill(env: list[Any]) -> None:
             env[made] = env[slot].reshape(short)
 
-        if slot in self._constant:
-            fill(self.env)
-            self._constant.add(made)
-        else:
-            self.once.append(fill)
-            self._weighted.add(made)
+        self._fill_once((slot,), (made,), fill)
         return made
 
     # --- steps: one launch --------------------------------------------------------------------
 
     def _packed(self, op: Op, ins: tuple[int, ...]) -> Step:
         fn, sized = self._resolve(op, packed=True)
-        reuse = self._reusable(op, ins)
-        if reuse is not None:
-            fn, ins = reuse
-        outs = self._outs(op)
-        return _call(fn, ins, outs, sized=sized)
+        fn, ins = self._reusable(op, ins) or (fn, ins)
+        return _call(fn, ins, self._outs(op), sized=sized)
 
     def _reusable(self, op: Op, ins: tuple[int, ...]) -> tuple[Any, tuple[int, ...]] | None:
         """The op written into an input that nothing else reads, if there is one."""

@@ -39,6 +39,7 @@ STACK_ELEMENTS = 1 << 18
 #: Rows the packed forms are told to expect; they are correct for any number.
 PACK_ROWS = 64
 
+_ONLY_KN = (("kn", False),) * len(ROWS)
 #: From (K, N) row-major. A build of torch without MKL or oneDNN has fewer.
 _PACKERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
 # torch annotates neither function.
@@ -82,11 +83,6 @@ class GemmTable:
                 self._save()
             self._chosen[k, n] = tuple(_pick(table.get(str(rows), {})) for rows in ROWS)
         return self._chosen[k, n]
-
-    def measured_ns(self, k: int, n: int) -> dict[str, dict[str, int]]:
-        """Rows -> provider -> ns, for reports."""
-        self.choose(k, n)
-        return self._ns[f"{k}x{n}"]
 
     def _load(self) -> None:
         try:
@@ -152,6 +148,11 @@ def _time_each(calls: Mapping[str, Callable[[], object]]) -> dict[str, int]:
     return best
 
 
+def _entry(rows: int) -> int:
+    """The index in `ROWS` of the number nearest in ratio."""
+    return min(len(ROWS) - 1, rows.bit_length() // 2)
+
+
 class Gemm:
     """y = x @ w + b for weights in a store; one per `linear` op of a plan. x: (rows, K).
 
@@ -170,32 +171,31 @@ class Gemm:
         self._store = store
         self._layout = layout
         self._n = n
-        self._chosen = table.choose(k, n) if dtype is torch.float32 else (("kn", False),) * 5
+        self._chosen = table.choose(k, n) if dtype is torch.float32 else _ONLY_KN
 
     def one(self, x: torch.Tensor, w: StoredWeight, b: StoredWeight | None) -> torch.Tensor:
         """All rows with the same weights."""
         rows = x.shape[0]
         bias = None if b is None else b.plain
         if rows:
-            name = self._chosen[min(4, rows.bit_length() // 2)][0]
-            if name != "kn":
-                form = w.forms.get(f"{name} {self._layout}")
-                if form is None:
-                    form = self._pack(w, name)
-                if form is not None:
-                    made: torch.Tensor = _call_packed(name, x, form, w.as_nk(self._layout), bias)
-                    return made
+            name = self._chosen[_entry(rows)][0]
+            form = None if name == "kn" else self._packed(w, name)
+            if form is not None:
+                made: torch.Tensor = _call_packed(name, x, form, w.as_nk(self._layout), bias)
+                return made
         kn = w.as_kn(self._layout)
         return torch.mm(x, kn) if bias is None else torch.addmm(bias, x, kn)
 
-    def _pack(self, w: StoredWeight, name: str) -> torch.Tensor | None:
+    def _packed(self, w: StoredWeight, name: str) -> torch.Tensor | None:
         form = f"{name} {self._layout}"
+        if form in w.forms:
+            return w.forms[form]
         return self._store.derive(w, form, lambda: _PACKERS[name](w.as_kn(self._layout)))
 
     def each(self, x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
         """Consecutive rows of x, each part with its own weights and bias."""
         rows = parts[0][2]
-        if self._chosen[min(4, rows.bit_length() // 2)][1]:
+        if self._chosen[_entry(rows)][1]:
             stacked = self._stacked(x, parts, rows)
             if stacked is not None:
                 return stacked

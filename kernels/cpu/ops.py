@@ -33,21 +33,16 @@ DTYPES = {
     "f32": torch.float32, "f64": torch.float64,
 }  # fmt: skip
 
-#: Ops without attrs: element by element.
+_OF_ONE_NAME = """
+    neg abs relu sigmoid tanh exp log log1p sqrt rsqrt erf sin cos floor ceil round sign reciprocal
+    add sub mul div pow maximum minimum eq ne lt le gt ge logical_and logical_or logical_not
+    remainder where matmul
+"""
+#: Ops without attrs.
 _PLAIN: dict[str, OpFunction] = {
-    "identity": lambda x: x, "neg": torch.neg, "abs": torch.abs, "relu": torch.relu,
-    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp, "log": torch.log,
-    "log1p": torch.log1p, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "erf": torch.erf,
-    "sin": torch.sin, "cos": torch.cos, "floor": torch.floor, "ceil": torch.ceil,
-    "round": torch.round, "sign": torch.sign, "reciprocal": torch.reciprocal,
-    "logical_not": torch.logical_not, "silu": F.silu, "hardsigmoid": F.hardsigmoid,
-    "hardswish": F.hardswish, "mish": F.mish, "softplus": F.softplus,
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.true_divide,
-    "pow": torch.pow, "maximum": torch.maximum, "minimum": torch.minimum, "eq": torch.eq,
-    "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
-    "logical_and": torch.logical_and, "logical_or": torch.logical_or,
-    "remainder": torch.remainder, "floor_div": torch.floor_divide, "where": torch.where,
-    "matmul": torch.matmul,
+    **{name: getattr(torch, name) for name in _OF_ONE_NAME.split()},
+    "identity": lambda x: x, "silu": F.silu, "hardsigmoid": F.hardsigmoid, "mish": F.mish,
+    "hardswish": F.hardswish, "softplus": F.softplus, "floor_div": torch.floor_divide,
 }  # fmt: skip
 
 #: Element by element on an input nothing else needs: writes its answer there.
@@ -59,11 +54,6 @@ IN_PLACE: dict[str, Callable[[Mapping[str, AttrValue]], OpFunction]] = {
     "hardswish": lambda a: partial(F.hardswish, inplace=True),
     "gelu": lambda a: partial(torch.ops.aten.gelu_.default, approximate=a["approximate"]),
 }
-
-_REDUCE: dict[str, OpFunction] = {
-    "sum": torch.sum, "mean": torch.mean, "amax": torch.amax, "amin": torch.amin,
-    "any": torch.any, "all": torch.all,
-}  # fmt: skip
 
 
 def resolve(
@@ -110,7 +100,7 @@ def _held(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _reduce(c: _Context) -> OpFunction:
-    fn, dims, keepdim = _REDUCE[c.op.name], c.dims(), c.attrs["keepdim"]
+    fn, dims, keepdim = getattr(torch, c.op.name), c.dims(), c.attrs["keepdim"]
     if c.dtype is torch.bool:  # of u8, torch's `any` and `all` are u8
         return lambda x: fn(x.bool(), dims, keepdim)
     return lambda x: fn(x, dims, keepdim)
@@ -129,12 +119,8 @@ def _prod(c: _Context) -> OpFunction:
 
 def _norm(c: _Context) -> OpFunction:
     fn: Any = F.layer_norm if c.op.name == "layer_norm" else F.rms_norm
-    first = c.types[0]
-    assert first is not None
-    last, eps = [dim.scale for dim in first.shape[-c.attrs["axes"] :]], c.attrs["eps"]
-    if all(dim.is_fixed for dim in first.shape[-c.attrs["axes"] :]):
-        return lambda x, *affine: fn(x, last, *affine, eps=eps)
-    return lambda x, *affine: fn(x, x.shape[-len(last) :], *affine, eps=eps)
+    axes, eps = c.attrs["axes"], c.attrs["eps"]
+    return lambda x, *affine: fn(x, x.shape[-axes:], *affine, eps=eps)
 
 
 def _batch_norm(c: _Context) -> OpFunction:
@@ -246,7 +232,7 @@ def _opaque(c: _Context) -> OpFunction:
 
 
 _MAKERS: dict[str, Callable[[_Context], OpFunction]] = {
-    **dict.fromkeys(_REDUCE, _reduce),
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "any", "all"), _reduce),
     "prod": _prod,
     "var": lambda c: partial(
         torch.var, dim=c.dims(), correction=c.attrs["correction"], keepdim=c.attrs["keepdim"]
@@ -280,9 +266,7 @@ _MAKERS: dict[str, Callable[[_Context], OpFunction]] = {
     "embedding": lambda c: lambda table, index: F.embedding(index, table),
     "embedding_bag": _embedding_bag,
     "attention": lambda c: attention.make(c.attrs),
-    "lstm": lambda c: recurrent.make("lstm", c.attrs),
-    "gru": lambda c: recurrent.make("gru", c.attrs),
-    "rnn": lambda c: recurrent.make("rnn", c.attrs),
+    **dict.fromkeys(("lstm", "gru", "rnn"), lambda c: recurrent.make(c.op.name, c.attrs)),
     "opaque": _opaque,
 }
 

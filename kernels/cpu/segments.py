@@ -48,13 +48,7 @@ def _recurrent(op: Op) -> SegmentFunction:
 
 
 def _reduce(op: Op) -> SegmentFunction:
-    names: dict[str, Any] = {
-        "sum": torch.sum,
-        "mean": torch.mean,
-        "amax": torch.amax,
-        "amin": torch.amin,
-    }
-    fn, keepdim = names[op.name], op.attrs["keepdim"]
+    fn, keepdim = getattr(torch, op.name), op.attrs["keepdim"]
 
     def run(frame: Frame, x: Tensor) -> Tensor:
         parts = [
@@ -68,26 +62,23 @@ def _reduce(op: Op) -> SegmentFunction:
 
 def _select(op: Op) -> SegmentFunction:
     last = op.attrs["index"] == -1
+    return lambda frame, x: x.index_select(0, torch.tensor(_ends(frame, last)))
 
-    def run(frame: Frame, x: Tensor) -> Tensor:
-        places = [
-            start + row * length + (length - 1 if last else 0)
-            for rows, length, _, start in frame.runs
-            for row in range(rows)
-        ]
-        return x.index_select(0, torch.tensor(places))
 
-    return run
+def _ends(frame: Frame, last: bool) -> list[int]:
+    """The first or the last token of every row."""
+    return [
+        start + row * length + (length - 1 if last else 0)
+        for rows, length, _, start in frame.runs
+        for row in range(rows)
+    ]
 
 
 def _embedding_bag(op: Op) -> SegmentFunction:
     mode = str(op.attrs["mode"])
 
     def run(frame: Frame, table: Tensor, index: Tensor) -> Tensor:
-        places = [
-            start + row * length for rows, length, _, start in frame.runs for row in range(rows)
-        ]
-        offsets = torch.tensor(places, dtype=index.dtype)
+        offsets = torch.tensor(_ends(frame, last=False), dtype=index.dtype)
         return torch.nn.functional.embedding_bag(index, table, offsets, mode=mode)
 
     return run

@@ -155,18 +155,6 @@ def _infer_embedding_bag(call: Call) -> tuple[Type, ...]:
     return _typed(call, *call.shape(1, range(1, 64))[:-1], call.shape(0, [2])[1])
 
 
-def _reshape(x: Array, out: Out) -> Array:
-    return x.reshape(out[0])
-
-
-def _expand(x: Array, out: Out) -> Array:
-    return np.broadcast_to(x, out[0])
-
-
-def _permute(x: Array, dims: Ints) -> Array:
-    return x.transpose(dims)
-
-
 def _select(x: Array, dim: int, index: int) -> Array:
     return x[(slice(None),) * dim + (index,)]
 
@@ -224,11 +212,9 @@ def _embedding_bag(table: Array, index: Array, mode: str) -> Array:
     return np.asarray(found.sum(axis=-2) / (found.shape[-2] if mode == "mean" else 1))
 
 
-def _flip(x: Array, dims: Ints) -> Array:
-    return np.flip(x, dims)
-
-
 _INT: Final = Attr("int")
+_DIM: Final = {"dim": DIM}
+_DIMS: Final = {"dims": DIMS}
 _SLICE: Final = {
     "dim": DIM, "start": _INT, "stop": Attr("int", optional=True), "step": base.POSITIVE,
 }  # fmt: skip
@@ -236,16 +222,18 @@ _PAD: Final = {"pads": Attr("ints", -(2**31), 2**31), "value": base.SCALAR}
 _BAG: Final = {"mode": base.one_of("sum", "mean", "max")}
 
 OPS: Final[dict[str, OpDef]] = {
-    "reshape": OpDef(_infer_reshape, _reshape, typed=True, widen=False),
-    "expand": OpDef(_infer_expand, _expand, typed=True, widen=False),
-    "permute": OpDef(_infer_permute, _permute, attrs={"dims": DIMS}, widen=False),
+    "reshape": OpDef(_infer_reshape, lambda x, out: x.reshape(out[0]), typed=True, widen=False),
+    "expand": OpDef(
+        _infer_expand, lambda x, out: np.broadcast_to(x, out[0]), typed=True, widen=False
+    ),
+    "permute": OpDef(_infer_permute, lambda x, dims: x.transpose(dims), attrs=_DIMS, widen=False),
     "slice": OpDef(_infer_slice, _slice, attrs=_SLICE, typed=True, widen=False),
-    "select": OpDef(_infer_select, _select, attrs={"dim": DIM, "index": _INT}, widen=False),
-    "concat": OpDef(_infer_concat, _concat, attrs={"dim": DIM}, variadic=True, widen=False),
-    "flip": OpDef(_infer_flip, _flip, attrs={"dims": DIMS}, widen=False),
+    "select": OpDef(_infer_select, _select, attrs={**_DIM, "index": _INT}, widen=False),
+    "concat": OpDef(_infer_concat, _concat, attrs=_DIM, variadic=True, widen=False),
+    "flip": OpDef(_infer_flip, lambda x, dims: np.flip(x, dims), attrs=_DIMS, widen=False),
     "pad": OpDef(_infer_pad, _pad, attrs=_PAD, widen=False),
-    "index": OpDef(_infer_index, _index, 2, attrs={"dims": DIMS}, variadic=True, widen=False),
-    "gather": OpDef(_infer_gather, _gather, 2, attrs={"dim": DIM}, widen=False),
+    "index": OpDef(_infer_index, _index, 2, attrs=_DIMS, variadic=True, widen=False),
+    "gather": OpDef(_infer_gather, _gather, 2, attrs=_DIM, widen=False),
     "embedding": OpDef(_infer_embedding, _embedding, 2, widen=False),
     "embedding_bag": OpDef(_infer_embedding_bag, _embedding_bag, 2, attrs=_BAG),
 }

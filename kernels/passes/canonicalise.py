@@ -93,12 +93,11 @@ def _add_nothing(graph: Graph, op: Op) -> int | None:
 def _first_token(graph: Graph, op: Op) -> int | None:
     """x[:, 0:1] is a select, which has a ragged form."""
     out = graph.types[op.outputs[0]]
-    if lead(graph.types[op.inputs[0]]) < 2 or out.shape[1] != Dim(1):
-        return None
-    if integer(op, "start") not in (0, -1):
+    index = integer(op, "start")
+    if lead(graph.types[op.inputs[0]]) < 2 or out.shape[1] != Dim(1) or index not in (0, -1):
         return None
     picked = Type((out.shape[0], *out.shape[2:]), out.dtype)
-    value = graph.emit("select", op.inputs, picked, dim=1, index=integer(op, "start"))
+    value = graph.emit("select", op.inputs, picked, dim=1, index=index)
     return graph.emit("reshape", (value,), out)
 
 
@@ -237,10 +236,10 @@ def _gate_form(graph: Graph, x: int, gate: int) -> str | None:
 
 def _other_addend(graph: Graph, value: int, is_one: Callable[[int], bool]) -> int | None:
     op = graph.maker(value, "add")
-    for place in (0, 1) if op is not None else ():
-        if op is not None and is_one(op.inputs[place]):
-            return op.inputs[1 - place]
-    return None
+    if op is None:
+        return None
+    left, right = op.inputs
+    return right if is_one(left) else left if is_one(right) else None
 
 
 def _product(graph: Graph, values: Sequence[int]) -> tuple[float, list[int]]:

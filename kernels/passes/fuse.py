@@ -25,15 +25,11 @@ from coissue.kernels.passes.layouts import POINTWISE
 from coissue.kernels.signature import sign
 
 ANCHORS: Final[dict[str, KernelKind]] = {
-    "linear": KernelKind.GEMM,
-    "matmul": KernelKind.GEMM,
+    **dict.fromkeys(("linear", "matmul"), KernelKind.GEMM),
+    **dict.fromkeys(("lstm", "gru", "rnn"), KernelKind.RECURRENT),
+    **dict.fromkeys(("embedding", "embedding_bag"), KernelKind.EMBEDDING),
     "conv": KernelKind.CONV,
     "attention": KernelKind.ATTENTION,
-    "lstm": KernelKind.RECURRENT,
-    "gru": KernelKind.RECURRENT,
-    "rnn": KernelKind.RECURRENT,
-    "embedding": KernelKind.EMBEDDING,
-    "embedding_bag": KernelKind.EMBEDDING,
     "opaque": KernelKind.OPAQUE,
 }
 STITCHED: Final = KernelKind.STITCHED

@@ -18,6 +18,8 @@ from typing import Final
 
 from coissue.kernels.ir import ABSENT, Dim, Op, Program, R, T, Type
 from coissue.kernels.lowered import Layout, Mode
+from coissue.kernels.optable.pointwise import BINARY, UNARY
+from coissue.kernels.optable.reductions import REDUCE
 from coissue.kernels.passes.rewrite import integer, integers, is_fixed_op
 
 
@@ -121,10 +123,6 @@ def _expand(proof: Proof) -> Mode:
     if lead(proof.out) == 2 and len(old) == len(new) and old[:2] == (R, Dim(1)):
         return Mode.SEGMENTS
     return _pointwise(proof)
-
-
-def _full(proof: Proof) -> Mode:
-    return Mode.PACKED
 
 
 def _along(*names: str) -> Callable[[Proof], Mode]:
@@ -249,24 +247,18 @@ def _recurrent(proof: Proof) -> Mode:
 
 #: Reductions with a ragged form over the tokens of each row.
 RAGGED: Final = frozenset({"sum", "mean", "amax", "amin"})
-_POINTWISE: Final = """
-    neg abs relu sigmoid tanh exp log log1p sqrt rsqrt erf sin cos floor ceil round sign reciprocal
-    logical_not silu hardsigmoid hardswish mish softplus gelu leaky_relu elu clamp cast identity
-    add sub mul div pow maximum minimum eq ne lt le gt ge logical_and logical_or remainder
-    floor_div where
-"""
 #: Ops that work element by element, with numpy's broadcasting.
-POINTWISE: Final = frozenset(_POINTWISE.split())
+POINTWISE: Final = frozenset((*UNARY, *BINARY, "logical_not", "cast", "clamp", "where"))
 RULES: Final[dict[str, Callable[[Proof], Mode]]] = {
     **dict.fromkeys(POINTWISE, _pointwise),
-    **dict.fromkeys(("sum", "mean", "prod", "amax", "amin", "any", "all", "var"), _reduce),
+    **dict.fromkeys((*REDUCE, "var"), _reduce),
     **dict.fromkeys(("softmax", "log_softmax", "cumsum", "argmax", "argmin"), _along("dim")),
     **dict.fromkeys(("concat", "slice", "gather"), _along("dim")),
     **dict.fromkeys(("layer_norm", "rms_norm"), _norm),
     **dict.fromkeys(("batch_norm", "group_norm", "conv"), _channels),
     **dict.fromkeys(("max_pool", "avg_pool", "adaptive_avg_pool"), _windows),
     **dict.fromkeys(("lstm", "gru", "rnn"), _recurrent),
-    "expand": _expand, "full": _full, "flip": _along("dims"), "select": _select,
+    "expand": _expand, "full": lambda proof: Mode.PACKED, "flip": _along("dims"), "select": _select,
     "linear": _linear, "matmul": _matmul, "pad": _pad, "reshape": _reshape, "permute": _permute,
     "index": _index, "embedding": _embedding, "embedding_bag": _embedding_bag,
     "attention": _attention,

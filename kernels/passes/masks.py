@@ -392,14 +392,9 @@ def _recognise(graph: Graph, op: Op, elements: Elements) -> int | None:
     if not facts.issubset({causal_fact, *masks}):
         return None
     causal = bool(op.attrs["causal"]) or causal_fact in facts
-    masked = ABSENT
-    for fact in sorted(masks, key=lambda fact: fact.value):
-        both_keys = Type((rows, keys), "bool")
-        masked = (
-            fact.value
-            if masked == ABSENT
-            else graph.emit("logical_and", (masked, fact.value), both_keys)
-        )
+    masked, *more = sorted(fact.value for fact in masks) or [ABSENT]
+    for other in more:
+        masked = graph.emit("logical_and", (masked, other), Type((rows, keys), "bool"))
     attrs = {**op.attrs, "causal": causal, "mask": "none" if masked == ABSENT else "key"}
     inputs = (query, key, value, masked)
     return graph.emit("attention", inputs, graph.types[op.outputs[0]], **attrs)
