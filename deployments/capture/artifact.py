@@ -26,15 +26,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from coissue.deployments.settings import Limits, ModelSettings, Settings
+from coissue.kernels import interpreter
 from coissue.kernels.ir import Program, Type, Weight, decode_program, encode_program
 
 #: IR dtype -> NumPy dtype of the arrays that hold it.
-NUMPY_DTYPES = {
-    "bool": np.dtype(np.bool_), "u8": np.dtype(np.uint8), "i8": np.dtype(np.int8),
-    "i16": np.dtype(np.int16), "i32": np.dtype(np.int32), "i64": np.dtype(np.int64),
-    "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32),
-    "f64": np.dtype(np.float64),
-}  # fmt: skip
+NUMPY_DTYPES = {**interpreter.NUMPY_DTYPES, "bf16": np.dtype(np.uint16)}
 #: IR dtype -> allowed relative error of an answer; the same, times the answer's scale, absolutely.
 TOLERANCES = {"f16": 1e-2, "bf16": 4e-2, "f32": 2e-4, "f64": 1e-9}
 

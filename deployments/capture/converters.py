@@ -15,8 +15,8 @@ from torch.fx import Node
 from coissue.deployments.capture.lower import Args, Builder, Result, as_kind, converts
 from coissue.deployments.capture.shapes import DTYPES, broadcast
 from coissue.kernels.ir import Dim, Type
+from coissue.kernels.optable.base import ONE
 
-ONE = Dim(1)
 UNARY = (
     "abs ceil cos erf exp floor hardsigmoid hardswish log log1p logical_not mish neg reciprocal "
     "relu round rsqrt sigmoid sign silu sin sqrt tanh"

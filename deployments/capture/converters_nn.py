@@ -13,10 +13,9 @@ from torch.fx import Node
 
 from coissue.deployments.capture.converters import axis, binary, replaced
 from coissue.deployments.capture.lower import Args, Builder, Result, converts
-from coissue.deployments.capture.shapes import multiply
 from coissue.kernels.ir import ABSENT, Dim, Type
+from coissue.kernels.optable.base import ONE, product
 
-ONE = Dim(1)
 #: What `torch.zeros` and its kin look like in the graph.
 ZEROS = ("aten.zeros", "aten.new_zeros", "aten.zeros_like")
 
@@ -87,7 +86,7 @@ def _max(b: Builder, a: Args) -> Result:
 def _argmax(b: Builder, a: Args) -> Result:
     value, dim = b.value(a["self"]), a["dim"]
     if dim is None:
-        value, dim = b.reshape(value, [multiply(b.shape(value))]), 0
+        value, dim = b.reshape(value, [product(b.shape(value))]), 0
     return b.emit(b.aten_name, (value,), b.out(), dim=axis(b, value, dim), keepdim=a["keepdim"])
 
 
@@ -186,8 +185,8 @@ def _addmm(b: Builder, a: Args) -> Result:
     if b.is_constant(a["mat2"]) and len(b.shape(bias)) == 1:
         inputs = (b.value(a["mat1"]), b.value(a["mat2"]), bias)
         return b.emit("linear", inputs, b.out(), layout="kn")
-    product = b.emit("matmul", (b.value(a["mat1"]), b.value(a["mat2"])), b.out())
-    return binary(b, "add", product, bias)
+    found = b.emit("matmul", (b.value(a["mat1"]), b.value(a["mat2"])), b.out())
+    return binary(b, "add", found, bias)
 
 
 @converts("mm", "bmm", "matmul")

@@ -23,6 +23,7 @@ from coissue.deployments.capture.export import shorten_path
 from coissue.deployments.capture.shapes import DTYPES, TORCH_DTYPES, Symbols
 from coissue.kernels.ir import ABSENT, AttrValue, Dim, Op, Port, Program, Type, Weight
 from coissue.kernels.optable.table import OPAQUE_TARGETS
+from coissue.kernels.passes.rewrite import keep_live, renumber
 
 #: What a converter returns: one value id, several (for `getitem`), or None for a check.
 Result = int | tuple[int | None, ...] | None
@@ -390,14 +391,10 @@ def _finish(
     limits: tuple[int, int],
 ) -> tuple[Program, dict[str, np.ndarray]]:  # fmt: skip
     """Drops what no output needs and numbers the rest."""
-    needed, kept = {value for _, value in outputs}, []
-    for op in reversed(builder.ops):
-        if needed.intersection(op.outputs):
-            needed.update(op.inputs)
-            kept.append(op)
+    kept, needed = keep_live(builder.ops, [value for _, value in outputs])
     used = [value for value in builder.weights if value in needed]
     order = [port.value for port in inputs] + used
-    order += [value for op in reversed(kept) for value in op.outputs]
+    order += [value for op in kept for value in op.outputs]
     renamed = {old: new for new, old in enumerate(order)} | {ABSENT: ABSENT}
     arrays: dict[str, np.ndarray] = {}
     weights = []
@@ -407,22 +404,12 @@ def _finish(
         digest = compute_digest(array, builder.type(value).dtype)
         arrays.setdefault(digest, array)
         weights.append(Weight(label, renamed[value], digest))
-    ops = tuple(
-        Op(
-            name=op.name,
-            inputs=tuple(renamed[value] for value in op.inputs),
-            outputs=tuple(renamed[value] for value in op.outputs),
-            attrs=op.attrs,
-            where=op.where,
-        )
-        for op in reversed(kept)
-    )
     program = Program(
         name=name,
         types=tuple(builder.types[value] for value in order),
         inputs=tuple(Port(port.name, renamed[port.value]) for port in inputs),
         weights=tuple(weights),
-        ops=ops,
+        ops=tuple(renumber(op, renamed) for op in kept),
         outputs=tuple(Port(label, renamed[value]) for label, value in outputs),
         rows_limit=limits[0],
         tokens_limit=limits[1],

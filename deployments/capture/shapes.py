@@ -10,6 +10,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from coissue.deployments.capture.artifact import CaptureError
 from coissue.kernels.ir import Dim, Type
+from coissue.kernels.optable.base import ONE
 
 DTYPES: dict[torch.dtype, str] = {
     torch.bool: "bool", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16",
@@ -17,7 +18,6 @@ DTYPES: dict[torch.dtype, str] = {
     torch.float32: "f32", torch.float64: "f64",
 }  # fmt: skip
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
-ONE = Dim(1)
 
 
 class Symbols:
@@ -79,19 +79,8 @@ def _divided_up(expr: Any) -> Any:
     return quotient if quotient.is_polynomial() else expr
 
 
-def multiply(dims: Sequence[Dim]) -> Dim:
-    scale, rows, tokens = 1, 0, 0
-    for dim in dims:
-        scale, rows, tokens = scale * dim.scale, rows + dim.rows, tokens + dim.tokens
-    return Dim(scale, rows, tokens)
-
-
 def broadcast(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """NumPy's rule; the shapes are known to fit."""
     rank = max(len(shape) for shape in shapes)
     padded = [(ONE,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(next((d for d in dims if d != ONE), ONE) for dims in zip(*padded, strict=True))
-
-
-def permuted(shape: tuple[Dim, ...], dims: Sequence[int]) -> tuple[Dim, ...]:
-    return tuple(shape[dim] for dim in dims)

@@ -97,13 +97,7 @@ def _compact(program: Program, graph: Graph) -> Program:
         (port, graph.emit("identity", (value,), graph.types[value]) if value in given else value)
         for port, value in ports
     ]
-    live = {value for _, value in ports}
-    kept: list[Op] = []
-    for op in reversed(graph.ops):
-        if live.intersection(op.outputs):
-            live.update(op.inputs)
-            kept.append(op)
-    kept.reverse()
+    kept, live = keep_live(graph.ops, [value for _, value in ports])
     weights = [weight for weight in program.weights if weight.value in live]
     order = [port.value for port in program.inputs] + [weight.value for weight in weights]
     order += [value for op in kept for value in op.outputs]
@@ -113,7 +107,7 @@ def _compact(program: Program, graph: Graph) -> Program:
         types=tuple(graph.types[value] for value in order),
         inputs=tuple(Port(port.name, number[port.value]) for port in program.inputs),
         weights=tuple(Weight(w.name, number[w.value], w.digest) for w in weights),
-        ops=tuple(_renumber(op, number) for op in kept),
+        ops=tuple(renumber(op, number) for op in kept),
         outputs=tuple(Port(port.name, number[value]) for port, value in ports),
         rows_limit=program.rows_limit,
         tokens_limit=program.tokens_limit,
@@ -121,7 +115,18 @@ def _compact(program: Program, graph: Graph) -> Program:
     )
 
 
-def _renumber(op: Op, number: Mapping[int, int]) -> Op:
+def keep_live(ops: Sequence[Op], outputs: Iterable[int]) -> tuple[list[Op], set[int]]:
+    """The ops that `outputs` need, in order, and the values these read or are."""
+    live, kept = set(outputs), []
+    for op in reversed(ops):
+        if live.intersection(op.outputs):
+            live.update(op.inputs)
+            kept.append(op)
+    return kept[::-1], live
+
+
+def renumber(op: Op, number: Mapping[int, int]) -> Op:
+    """`op` on other value ids; `number` knows ABSENT too."""
     inputs = tuple(number[value] for value in op.inputs)
     outputs = tuple(number[value] for value in op.outputs)
     return Op(op.name, inputs, outputs, op.attrs, op.where)
