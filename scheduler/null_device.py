@@ -1,18 +1,34 @@
 """A device that does nothing but take time, and a cost model to go with it.
 
-For simulation, tests and benchmarks of the scheduler alone. A launch takes its true cost times
+For simulation, tests and benchmarks of the scheduler alone. A launch is worth its true cost times
 drawn noise; faults are drawn at given rates. All draws come from the `Random` given.
+
+NOTE. Launches in flight share the device evenly: each of k runs at 1 / (1 + (k - 1) * contention)
+of its speed alone. Contention 1: k launches together take as long as one after the other. Less:
+they fill each other's gaps. More: they get in each other's way. (0.4 is what the space-only curve
+of arXiv 1901.00041, Fig. 7, shows on a V100 from 6 to 36 launches, within 10 %.) As all run at the
+same speed, work done per launch is one number, and a launch ends when it reaches its own mark; the
+time of the next end changes whenever a launch comes or goes, and `version` with it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from random import Random
 from typing import final
 
-from coissue.scheduler.messages import Launch, SignatureId
-from coissue.scheduler.ports import LaunchError
+from coissue.scheduler.messages import (
+    Event,
+    Launch,
+    LaunchDone,
+    LaunchFailed,
+    SignatureId,
+    WeightsId,
+)
+from coissue.scheduler.ports import CostView
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,37 +56,109 @@ class LinearCost:
         """Nothing to learn."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceModel:
+    """How the device differs from what the core believes of it."""
+
+    #: A launch takes its cost times 1 to 1 + noise.
+    noise: float = 0.0
+    #: See the module.
+    contention: float = 1.0
+    #: Between a decision and its launch; not part of what is measured.
+    overhead_ns: int = 0
+    #: Chance of each launch to fail, and to take `slow_factor` times as long.
+    fail_rate: float = 0.0
+    slow_rate: float = 0.0
+    slow_factor: int = 10
+
+    def slowdown(self, launches: int) -> float:
+        """How much longer each of `launches` in flight takes than alone."""
+        return 1 + max(0, launches - 1) * self.contention
+
+
 @final
 class NullDevice:
-    """Says how long a launch takes, or that it fails."""
+    """Takes launches and says when the next one ends, and how."""
 
     def __init__(
         self,
-        cost: LinearCost,
+        cost: CostView,
         rng: Random,
-        *,
-        noise: float = 0.0,
-        fail_rate: float = 0.0,
-        slow_rate: float = 0.0,
-        slow_factor: int = 10,
+        model: DeviceModel,
+        slow_weights: Mapping[WeightsId, float] | None = None,
     ) -> None:
+        """`slow_weights`: how many times longer a launch takes with these weights in it."""
         self._cost = cost
         self._rng = rng
-        self._noise = noise
-        self._fail_rate = fail_rate
-        self._slow_rate = slow_rate
-        self._slow_factor = slow_factor
+        self._model = model
+        self._slow_weights = slow_weights or {}
+        #: Rises whenever the time of the next end may have changed.
+        self.version = 0
+        #: Heap of (mark in work done per launch, launch number, launch, start, failed).
+        self._flying: list[tuple[float, int, Launch, int, bool]] = []
+        #: Work done per launch up to `_at_ns`; counted anew whenever nothing flies.
+        self._done_ns = 0.0
+        self._at_ns = 0
+        #: Time with at least one launch in flight.
+        self.busy_ns = 0
 
-    def run_ns(self, launch: Launch) -> int:
-        """Device time of the launch; raises LaunchError at the rate given."""
-        if self._rng.random() < self._fail_rate:
-            raise LaunchError("the null device failed this launch")
-        segments = launch.segments
-        time_ns = self._cost.predict_ns(
-            launch.signature,
-            sum(segment.units for segment in segments),
-            len(segments),
-            len({segment.weights for segment in segments}),
-        )
-        slow = self._slow_factor if self._rng.random() < self._slow_rate else 1
-        return max(1, round(time_ns * slow * self._rng.uniform(1, 1 + self._noise)))
+    def start(self, launch: Launch, now_ns: int) -> None:
+        self._pass_time(now_ns)
+        failed = self._rng.random() < self._model.fail_rate
+        work_ns = launch.predicted_ns if failed else self._draw_ns(launch)
+        mark = self._done_ns + work_ns + self._model.overhead_ns
+        heappush(self._flying, (mark, launch.launch, launch, now_ns, failed))
+        self.version += 1
+
+    def next_ns(self) -> int | None:
+        """When the next launch ends if none comes before; None: nothing is in flight."""
+        if not self._flying:
+            return None
+        left_ns = max(0.0, self._flying[0][0] - self._done_ns)
+        return self._at_ns + math.ceil(left_ns * self._model.slowdown(len(self._flying)))
+
+    def finish(self, now_ns: int) -> list[Event]:
+        """What ends by now: `LaunchDone` and `LaunchFailed`."""
+        self._pass_time(now_ns)
+        ended: list[Event] = []
+        flying = self._flying
+        while flying and flying[0][0] <= self._done_ns + 0.5:
+            _, _, launch, start_ns, failed = heappop(flying)
+            if failed:
+                ended.append(LaunchFailed(now_ns, launch.launch, "the null device failed it"))
+            else:
+                took_ns = now_ns - start_ns - self._model.overhead_ns
+                ended.append(LaunchDone(now_ns, launch.launch, max(1, took_ns)))
+        if not flying:
+            self._done_ns = 0.0
+        self.version += 1
+        return ended
+
+    def lose(self, now_ns: int) -> None:
+        """Forgets everything in flight."""
+        self._pass_time(now_ns)
+        self._flying.clear()
+        self._done_ns = 0.0
+        self.version += 1
+
+    def _pass_time(self, now_ns: int) -> None:
+        if self._flying:
+            self.busy_ns += now_ns - self._at_ns
+            self._done_ns += (now_ns - self._at_ns) / self._model.slowdown(len(self._flying))
+        self._at_ns = now_ns
+
+    def _draw_ns(self, launch: Launch) -> int:
+        """The launch's time alone."""
+        segments, model = launch.segments, self._model
+        units = 0
+        for segment in segments:
+            units += segment.units
+        weights = {segment.weights for segment in segments}
+        time_ns: float = self._cost.predict_ns(launch.signature, units, len(segments), len(weights))
+        if self._slow_weights:
+            time_ns *= max(self._slow_weights.get(own, 1.0) for own in weights)
+        if self._rng.random() < model.slow_rate:
+            time_ns *= model.slow_factor
+        if model.noise:
+            time_ns *= self._rng.uniform(1, 1 + model.noise)
+        return max(1, round(time_ns))

@@ -19,10 +19,10 @@ from coissue.scheduler.messages import (
     TenantSpec,
     WeightsId,
 )
-from coissue.scheduler.null_device import LinearCost
+from coissue.scheduler.null_device import DeviceModel, LinearCost
 from coissue.scheduler.policies import POLICIES
 from coissue.scheduler.ports import MS, CoreLimits
-from coissue.scheduler.simulator import Faults, Report, Scenario, SimTenant, simulate
+from coissue.scheduler.simulation import Faults, Report, Scenario, SimTenant, Traffic, simulate
 
 #: Seeds that once failed; replayed for ever.
 FAILED_SEEDS: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ def make_backbones(rate_hz: float, policy: str, **given) -> Scenario:
         duration_ns=400 * MS,
         policy=policy,
         cost=LinearCost(200_000, 20_000, 20_000),
-        noise=0.1,
+        device=DeviceModel(noise=0.1),
         check=False,
     )
     return replace(scenario, **given)
@@ -77,7 +77,7 @@ def draw_scenario(seed: int) -> Scenario:
             ),
             rate_hz=rng.uniform(10, 400),
             deadline_ns=rng.randint(2, 80) * MS,
-            cv=rng.choice((0.5, 1, 4)),
+            traffic=Traffic(cv=rng.choice((0.5, 1, 4))),
             rows=(1, rng.randint(1, 8)),
             bytes_needed=rng.randrange(1000),
         )
@@ -96,10 +96,12 @@ def draw_scenario(seed: int) -> Scenario:
             admission=rng.random() < 0.7,
         ),
         cost=LinearCost(rng.randint(10, 500) * 1000, rng.randint(1, 50) * 1000, 5000),
-        noise=rng.uniform(0, 0.5),
-        faults=Faults(
+        device=DeviceModel(
+            noise=rng.uniform(0, 0.5),
             fail_rate=rng.choice((0, 0.02, 0.3)),
             slow_rate=rng.choice((0, 0.05)),
+        ),
+        faults=Faults(
             cancel_rate=rng.choice((0, 0.1)),
             compile_failures=rng.randrange(3),
             device_losses=rng.randrange(3),
@@ -156,15 +158,13 @@ def test_the_run_does_not_depend_on_the_hash_seed():
 def test_coalescing_gives_at_least_three_times_the_goodput_under_load():
     ours = simulate(make_backbones(200, "space_time"), 1)
     theirs = simulate(make_backbones(200, "time_only"), 1)
-    assert ours.goodput_hz(400 * MS) >= 3 * theirs.goodput_hz(400 * MS)
+    assert ours.goodput_hz >= 3 * theirs.goodput_hz
     assert ours.tenant_count / ours.launch_count > 2
 
 
 def test_goodput_stays_within_a_tenth_of_its_peak_at_twice_the_load_and_more():
     goodput = {
-        rate: simulate(make_backbones(rate, "space_time", duration_ns=1000 * MS), 1).goodput_hz(
-            1000 * MS
-        )
+        rate: simulate(make_backbones(rate, "space_time", duration_ns=1000 * MS), 1).goodput_hz
         for rate in (150, 200, 240, 480)
     }
     assert goodput[480] >= 0.9 * max(goodput.values()), goodput
@@ -189,8 +189,8 @@ def test_a_short_request_waits_at_most_one_launch_for_a_long_one():
 
 def test_a_tenant_whose_launches_fail_takes_no_request_of_others():
     """Every launch fails at a rate of 10 %: only requests that fail twice alone are failed."""
-    faults = Faults(fail_rate=0.1)
-    report = simulate(make_backbones(20, "space_time", faults=faults), 2)
+    device = DeviceModel(fail_rate=0.1)
+    report = simulate(make_backbones(20, "space_time", device=device), 2)
     done, failed = count(report, Outcome.COMPLETED), count(report, Outcome.FAILED)
     # A request of six kernels fails with about 6 * 0.1 * 0.1 (in group or alone, then alone).
     assert failed / (done + failed) < 0.15
