@@ -69,7 +69,7 @@ def _peak(
 
 
 def count_flops(op: Op, shapes: Sequence[Shape]) -> int:
-    """FLOPs of one op, given the concrete shape of every value."""
+    """FLOPs of one op; `shapes[v]` is the concrete shape of value v."""
     inputs = [shapes[value] for value in op.inputs if value != ABSENT]
     count = FLOPS.get(op.name)
     out = shapes[op.outputs[0]]

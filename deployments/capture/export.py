@@ -77,7 +77,7 @@ def _refuse_packing(*_: Any) -> None:
 
 
 def export(source: Source, limits: Limits, converted: Callable[[Any], bool]) -> ExportedProgram:
-    """`converted` says for an ATen overload whether `lower` knows it."""
+    """`converted` says for an ATen overload whether `lower` knows it. Raises `CaptureError`."""
     program = source.exported or _trace(source, limits)
     program = _decompose(program, {}, source.module)
     for _ in range(ROUNDS):

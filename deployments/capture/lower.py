@@ -229,7 +229,7 @@ def lower(
     exported: ExportedProgram, name: str, inputs: Sequence[str], outputs: Sequence[str],
     limits: tuple[int, int],
 ) -> tuple[Program, dict[str, np.ndarray]]:  # fmt: skip
-    """The program and its weights by digest. `limits` are R and T."""
+    """The program and its weights by digest. `limits` are R and T. Raises `CaptureError`."""
     builder = Builder(Symbols())
     ports = _take_inputs(builder, exported, inputs)
     for node in exported.graph.nodes:

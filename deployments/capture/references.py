@@ -88,9 +88,10 @@ def find_tolerance(program: Program) -> float:
     return max((TOLERANCES[dtype] for dtype in used & TOLERANCES.keys()), default=0.0)
 
 
-def compare(got: Tensors, want: Tensors, what: str, tolerance: float | None = None) -> None:
+def compare(got: Tensors, want: Tensors, what: str) -> None:
+    """Raises `CaptureError` if `what` differ by more than the coarsest dtype allows."""
     allowed = max(TOLERANCES.get(DTYPES.get(t.dtype, ""), 0.0) for t in want.values())
-    story = find_difference(_arrays(got), _arrays(want), tolerance or allowed)
+    story = find_difference(_arrays(got), _arrays(want), allowed)
     if story is not None:
         raise CaptureError(
             f"{what} differ: {story}; values that NumPy, Python or a random generator made "

@@ -100,6 +100,7 @@ def _as_plain(answer: Any) -> Any:
 
 
 def load_source(model: ModelSettings) -> Source:
+    """Runs the tenant's factory, or reads the file that `model` names. Raises `CaptureError`."""
     if model.program is not None:
         return _load_program(model.program)
     if model.checkpoint is not None:

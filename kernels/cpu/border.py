@@ -65,7 +65,7 @@ class Arrival:
 
 
 def enter(arrivals: Sequence[Arrival]) -> list[Buffers]:
-    """The buffers of each request. Arrays have their types' shapes and dtypes."""
+    """The buffers of each request, copies. Arrays have their types' shapes and dtypes."""
     made: list[Buffers] = [{} for _ in arrivals]
     groups: dict[object, list[int]] = {}
     for index, arrival in enumerate(arrivals):
@@ -131,6 +131,7 @@ def _port(lowered: Lowered, name: str, value: int) -> _Port:
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:
+    """On the array's memory; uint16 as the bf16 whose bits it holds. `to_array` is the way back."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 

@@ -142,7 +142,7 @@ class CpuDevice:
 
     @torch.inference_mode()
     def bind(self, lowered: Lowered, kernel_index: int) -> BoundKernel:
-        """The kernel with its weights, which must be loaded; what a segment of it needs."""
+        """The kernel with its weights, for segments. `KeyError` if one of them is not loaded."""
         kernel, plan = lowered.kernels[kernel_index], self.plan(lowered, kernel_index)
         digest_of = {weight.value: weight.digest for weight in lowered.program.weights}
         digests = tuple(digest_of[value] for value in kernel.weights)
@@ -159,7 +159,10 @@ class CpuDevice:
 
     @torch.inference_mode()
     def run(self, segments: Sequence[DeviceSegment]) -> None:
-        """One launch. All segments' kernels have one signature; buffers change only on success."""
+        """One launch of segments whose kernels have one signature; buffers change only on success.
+
+        Raises what torch raises: `IndexError` for an id beyond its table, else `RuntimeError`.
+        """
         plan = segments[0].kernel.plan
         order = _ordered(plan, [s for s in segments if s.rows])
         frame = _make_frame(order) if order else None

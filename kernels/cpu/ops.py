@@ -181,19 +181,9 @@ def _index(c: _Context) -> OpFunction:
     return lambda x, *indices: x[(*lead, *indices)]
 
 
-def _select(c: _Context) -> OpFunction:
-    dim, index = c.dim(), c.attrs["index"]
-    return lambda x: x.select(dim, index)
-
-
 def _permute(c: _Context) -> OpFunction:
     dims = tuple(range(1 if c.shift else 0)) + c.dims()[1 + c.shift if c.shift else 0 :]
     return lambda x: x.permute(dims)
-
-
-def _concat(c: _Context) -> OpFunction:
-    dim = c.dim()
-    return lambda *xs: torch.cat(xs, dim)
 
 
 def _embedding_bag(c: _Context) -> OpFunction:
@@ -258,8 +248,8 @@ _MAKERS: dict[str, Callable[[_Context], OpFunction]] = {
     "adaptive_avg_pool": _adaptive,
     "pad": _pad,
     "permute": _permute,
-    "select": _select,
-    "concat": _concat,
+    "select": lambda c: partial(torch.select, dim=c.dim(), index=c.attrs["index"]),
+    "concat": lambda c: lambda *xs: torch.cat(xs, c.dim()),
     "flip": lambda c: partial(torch.flip, dims=c.dims()),
     "index": _index,
     "gather": lambda c: lambda x, i: torch.gather(x, c.dim(), i.long()),

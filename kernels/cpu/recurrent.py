@@ -29,6 +29,7 @@ def _zeros(name: str, attrs: Mapping[str, Any], rows: int, like: Tensor) -> Any:
 
 
 def make(name: str, attrs: Mapping[str, Any]) -> Callable[..., tuple[Tensor, ...]]:
+    """The op on x: (R, T, I) -> y: (R, T, H * directions), states: (cells, R, H)."""
     fn = _torch_function(name, attrs)
     rest = (attrs["bias"], attrs["layers"], 0.0, False, attrs["bidirectional"], True)
 

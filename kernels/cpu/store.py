@@ -136,7 +136,7 @@ class WeightStore:
             weight.refs += 1
 
     def drop(self, digests: Iterable[str]) -> None:
-        """Gives each digest back once; the last one out frees the weight and all made from it."""
+        """Gives each digest back once; the last one out frees it. `KeyError` if it is not held."""
         for digest in digests:
             weight = self._weights[digest]
             weight.refs -= 1

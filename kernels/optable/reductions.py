@@ -95,14 +95,12 @@ def _cumsum(x: Array, dim: int) -> Array:
 
 def softmax(x: Array, dim: int) -> Array:
     raised = np.exp(x - x.max(axis=dim, keepdims=True))
-    found: Array = raised / raised.sum(axis=dim, keepdims=True)
-    return found
+    return np.asarray(raised / raised.sum(axis=dim, keepdims=True))
 
 
 def _log_softmax(x: Array, dim: int) -> Array:
     shifted = x - x.max(axis=dim, keepdims=True)
-    found: Array = shifted - np.log(np.exp(shifted).sum(axis=dim, keepdims=True))
-    return found
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=dim, keepdims=True)))
 
 
 def _infer_layer_norm(call: Call) -> tuple[Type, ...]:

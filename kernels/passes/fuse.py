@@ -38,7 +38,7 @@ EPILOGUE: Final = POINTWISE | {"batch_norm", "reshape"}
 
 
 def fuse(program: Program, layouts: Sequence[Layout], modes: Sequence[Mode]) -> Lowered:
-    """`program` in kernels."""
+    """`program` in kernels, with the layout of each value and the mode of each op from `prove`."""
     grouping = Grouping(program, modes)
     kernels = []
     for ops, kind in grouping.groups():
