@@ -1,7 +1,8 @@
-"""The private folder of one control process: its socket and captured programs.
+"""The private folder of an application: the scheduler's socket, captured programs, settings.
 
-The owner holds a lock that the kernel drops however the owner ends, so a folder without a living
-owner is known for sure, whatever became of its pid. Needs no Ray.
+Control and the scheduler both hold a lock on it that the kernel drops however they end. So either
+may be killed and find the folder again, and a folder that nobody holds is known for sure, whatever
+became of the pids. Needs no Ray.
 """
 
 from __future__ import annotations
@@ -14,36 +15,61 @@ import tempfile
 from pathlib import Path
 from typing import final
 
+from coissue.deployments.settings import AppSettings
+
 RUN_PREFIX = "coissue-run-"
 LOCK = "lock"
+#: What a scheduler that starts again by itself reads: the settings of now, not of its first start.
+SETTINGS = "settings.json"
 
 
 @final
 class RunDir:
-    """Made now; gone with `remove`, or with the next `sweep_run_dirs` after its owner."""
+    """Made now, or one that others hold. Gone when its last holder lets go with `remove`, or with
+    the next `sweep_run_dirs` after that one."""
 
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=RUN_PREFIX))
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or Path(tempfile.mkdtemp(prefix=RUN_PREFIX))
+        lock = self.path / LOCK
         # Under its name only once it is locked: a sweep never sees it free.
-        draft = self.path / "lock.new"
-        self._lock = os.open(draft, os.O_CREAT | os.O_WRONLY, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        draft.rename(self.path / LOCK)
+        draft = lock if path else self.path / "lock.new"
+        self._lock = os.open(draft, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        draft.rename(lock)
 
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+    def write_settings(self, settings: AppSettings) -> None:
+        draft = self.path / "settings.new"
+        draft.write_text(settings.model_dump_json())
+        draft.rename(self.path / SETTINGS)
+
+    def read_settings(self) -> AppSettings:
+        return AppSettings.model_validate_json((self.path / SETTINGS).read_text())
+
+    def remove(self) -> bool:
+        """Lets go; False: somebody else holds the folder, so it stays."""
+        try:
+            return _remove_free(self._lock, self.path)
+        finally:
+            os.close(self._lock)
+
+
+def _remove_free(lock: int, folder: Path) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
 
 
 def sweep_run_dirs() -> None:
-    """Remove this user's folders whose owners were killed."""
+    """Remove this user's folders whose holders were killed."""
     for lock in Path(tempfile.gettempdir()).glob(f"{RUN_PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError):
             if lock.parent.lstat().st_uid != os.getuid():
                 continue
-            descriptor = os.open(lock, os.O_WRONLY | os.O_NOFOLLOW)
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock.parent, ignore_errors=True)
+                _remove_free(descriptor, lock.parent)
             finally:
                 os.close(descriptor)

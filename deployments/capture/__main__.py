@@ -24,6 +24,7 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 
 from coissue.deployments.capture.artifact import CaptureError, CaptureJob
+from coissue.deployments.capture.inputs import OpenedFiles, find_inputs
 
 #: The exit status of a model that cannot be captured, whatever the reason.
 REFUSED = 3
@@ -40,7 +41,9 @@ def main(job_file: str, folder: str) -> tuple[int, dict[str, Any]]:
         # Here, not above: an environment whose torch does not import gets a sentence too.
         from coissue.deployments.capture.pipeline import capture
 
+        opened = OpenedFiles()
         artifact = capture(job.model, job.limits, job.name)
+        artifact.meta["inputs"] = find_inputs(job.model, opened.paths - {job_file})
         artifact.save(Path(folder))
     except CaptureError as error:
         return REFUSED, {"error": str(error), "op": error.op, "where": error.where}

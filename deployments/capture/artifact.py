@@ -5,7 +5,8 @@ Written by the capture process, read by Control and the scheduler actor (attach)
     program.msgpack          `ir.encode_program`
     weights.safetensors      key = digest
     references.safetensors   keys `in.<case>.<input>` and `out.<case>.<output>`
-    meta.json                source, versions, tolerance; written last: without it, not an artifact
+    meta.json                source, limits, inputs, versions, tolerance; written last: without it,
+                             not an artifact
 
 NumPy has no bf16: such arrays hold the bits as uint16, a dtype the IR does not have, so that the
 two cannot be mistaken for each other.
@@ -77,7 +78,7 @@ class Artifact:
     weights: dict[str, np.ndarray]
     #: At least two, of different rows (and tokens).
     references: tuple[Reference, ...]
-    #: JSON: `source`, `versions`, `tolerance`.
+    #: JSON: `source`, `limits`, `versions`, `tolerance`; from the capture process also `inputs`.
     meta: dict[str, Any]
 
     def save(self, folder: Path) -> None:

@@ -62,6 +62,7 @@ def _capture(source: Source, model: ModelSettings, limits: Limits, name: str) ->
     compare_with_interpreter(program, weights, references)
     meta = {
         "source": model.model_dump(exclude_none=True),
+        "limits": limits.model_dump(),
         "versions": {package: importlib.metadata.version(package) for package in VERSIONS},
         "tolerance": find_tolerance(program),
     }
