@@ -25,6 +25,8 @@ from coissue.deployments.settings import HandlerSettings, TenantSettings
 log = logging.getLogger("coissue.handlers")
 
 Arrays = Mapping[str, np.ndarray]
+#: Of one tenant: the one that is served, the one to come, and one to go back to.
+HANDLERS_KEPT: Final = 3
 
 
 class Handler(Protocol):
@@ -205,9 +207,32 @@ def load_handler(settings: HandlerSettings) -> Handler:
         return Broken(f"handler {settings.use} cannot be loaded: {error}")
 
 
-def load_handlers(tenants: Iterable[TenantSettings]) -> dict[str, Handler]:
-    """Tenant name -> handler, of those that have one."""
-    return {tenant.name: load_handler(tenant.handler) for tenant in tenants if tenant.handler}
+class LoadedHandlers:
+    """Handlers by tenant and settings. A changed one is there beside the one that is served."""
+
+    def __init__(self) -> None:
+        #: Tenant -> settings as JSON -> handler; the newest last.
+        self._loaded: dict[str, dict[str, Handler]] = {}
+
+    def expect(self, tenants: Iterable[TenantSettings]) -> None:
+        """Load what these need; forget tenants that are not among them."""
+        handlers = {t.name: t.handler.model_dump_json() for t in tenants if t.handler}
+        self._loaded = {n: found for n, found in self._loaded.items() if n in handlers}
+        for name, settings in handlers.items():
+            self.find(name, settings)
+
+    def find(self, name: str, settings: str) -> Handler:
+        """`settings`: the JSON of a `HandlerSettings`."""
+        own = self._loaded.setdefault(name, {})
+        found = own.get(settings)
+        if found is None:
+            found = load_handler(HandlerSettings.model_validate_json(settings))
+            if isinstance(found, Broken):
+                return found  # what it lacks may come
+            own[settings] = found
+            while len(own) > HANDLERS_KEPT:
+                del own[next(iter(own))]
+        return found
 
 
 def classify(logits: np.ndarray, labels: Sequence[str]) -> list[tuple[str, dict[str, float]]]:

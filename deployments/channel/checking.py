@@ -15,6 +15,8 @@ from coissue.kernels.ir import Dim
 
 MALFORMED: Final = "malformed"
 TOO_LARGE: Final = "too_large"
+#: The tenant has a new version that the client has not seen when it encoded the request.
+STALE: Final = "stale"
 #: Exponent bits of bf16, all ones in Inf and NaN.
 _BF16_EXPONENT: Final = 0x7F80
 

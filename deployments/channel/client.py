@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from coissue.deployments.channel.arena import Arena, round_up, take_tensors
-from coissue.deployments.channel.checking import TOO_LARGE, InferError, check_inputs
+from coissue.deployments.channel.checking import STALE, TOO_LARGE, InferError, check_inputs
 from coissue.deployments.channel.frames import (
     FROM_SERVER,
     INLINE_BYTES,
@@ -49,8 +49,6 @@ from coissue.deployments.channel.frames import (
 from coissue.deployments.channel.link import Link
 
 RESTARTING: Final = "restarting"
-#: The tenant has a new version that this client has not seen when it encoded the request.
-STALE: Final = "stale"
 _BACKOFF_S: Final = (0.02, 1.0)
 _ATTEMPT_S: Final = 10.0
 _RETRY_AFTER_NS: Final = 1_000_000_000
@@ -276,13 +274,20 @@ class SchedulerClient:
         inputs: Mapping[str, np.ndarray],
         budget_ns: int | None = None,
         priority: int = 0,
+        *,
+        version: int | None = None,
     ) -> InferResult:
-        """Runs one request. Raises `InferError`; cancelling withdraws it at the scheduler."""
+        """Runs one request. Raises `InferError`; cancelling withdraws it at the scheduler.
+
+        None: whatever version is served. With a `version` that is served no more: reason "stale".
+        """
         while True:
             connection = self._live()
             info = self.directory.get(tenant)
             if info is None:
                 raise InferError("unknown_tenant", f"there is no tenant {tenant!r}")
+            if version not in (None, info.version):
+                raise InferError(STALE, f"version {version} is served no more")
             number, future = connection.infer(info, inputs, budget_ns, priority)
             try:
                 return await future
@@ -292,7 +297,8 @@ class SchedulerClient:
                 raise
             except InferError as error:
                 # The directory with the new version came before this answer.
-                if error.reason != STALE or self.directory.get(tenant) is info:
+                is_stale = error.reason == STALE and version is None
+                if not is_stale or self.directory.get(tenant) is info:
                     raise
 
     async def ask(self, what: str) -> bytes:

@@ -120,6 +120,8 @@ class TenantInfo(msgspec.Struct, frozen=True, dict=True):
     in_flight_limit: int = 1
     nan: Literal["allow", "reject"] = "allow"
     reason: str = ""
+    #: Its `HandlerSettings` as JSON: they change in the same step as the version. Empty: none.
+    handler: str = ""
 
     @cached_property
     def sizes(self) -> dict[Any, tuple[int, int]]:

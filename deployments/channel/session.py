@@ -27,12 +27,12 @@ import numpy as np
 from coissue.deployments.channel.arena import Mapping, open_peer_arena, take_tensors
 from coissue.deployments.channel.checking import (
     MALFORMED,
+    STALE,
     TOO_LARGE,
     InferError,
     check_types,
     check_values,
 )
-from coissue.deployments.channel.client import STALE
 from coissue.deployments.channel.frames import (
     DTYPE_NAMES,
     FROM_CLIENT,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from coissue.deployments.channel.checking import InferError
+from coissue.deployments.channel.checking import STALE, InferError
 from coissue.deployments.channel.frames import Refused
 from coissue.deployments.http import oip, page, plain, tensors
 from coissue.deployments.http.errors import INTERNAL, JSON, Answer, HttpError, malformed
@@ -35,6 +35,8 @@ Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 HeaderMap = dict[bytes, bytes]
+#: Tenant, headers and body to an answer.
+Form = Callable[["TenantInfo", HeaderMap, bytes], Awaitable[Answer]]
 
 #: Refusals reach the scheduler's metrics so much later.
 REPORT_AFTER_S: Final = 1.0
@@ -51,8 +53,15 @@ class HttpSettings:
     body_bytes: int = 64 * 1024 * 1024
     #: Tenant name -> pre- and postprocessing of its plain route.
     handlers: Mapping[str, Handler] = field(default_factory=dict)
+    #: Instead of `handlers`, where they change: that of the version that is served.
+    find_handler: Callable[[TenantInfo], Handler | None] | None = None
     #: The tenants served here; None: all.
     tenants: frozenset[str] | None = None
+
+    def handler_of(self, info: TenantInfo) -> Handler | None:
+        if self.find_handler is not None:
+            return self.find_handler(info)
+        return self.handlers.get(info.name)
 
 
 class HttpApp:
@@ -62,7 +71,8 @@ class HttpApp:
         self, client_source: Callable[[], SchedulerClient | None], settings: HttpSettings
     ) -> None:
         self._client_source = client_source
-        self._settings = settings
+        #: May be replaced at any time.
+        self.settings = settings
         #: Answers of this replica by reason ("ok" or a key of `STATUS`), since its start.
         self.counts: Counter[str] = Counter()
         #: (tenant or "", reason) -> answers that the scheduler has not been told of.
@@ -122,14 +132,13 @@ class HttpApp:
         if model is not None:
             name, version, action = model.groups("")
             _check_verb(scope, "POST" if action == "infer" else "GET")
-            info = _check_ready(self._tenant(name, version))
             if action == "infer":
-                return await self._infer(info, scope, receive)
-            return _json(_DESCRIBE[action](info))
+                return await self._serve(self._infer, name, version, scope, receive)
+            return _json(_DESCRIBE[action](_check_ready(self._tenant(name, version))))
         tenant = _PLAIN.fullmatch(path)
         if tenant is not None:
             _check_verb(scope, "POST")
-            return await self._plain(_check_ready(self._tenant(tenant[1])), scope, receive)
+            return await self._serve(self._plain, tenant[1], "", scope, receive)
         route = _ROUTES.get(path)
         if route is None:
             raise HttpError("unknown_route", f"no route {path!r}")
@@ -138,22 +147,36 @@ class HttpApp:
 
     # --- inference -----------------------------------------------------------------------------
 
-    async def _infer(self, info: TenantInfo, scope: Message, receive: Receive) -> Answer:
+    async def _serve(
+        self, form: Form, name: str, version: str, scope: Message, receive: Receive
+    ) -> Answer:
+        """One inference; from the start, if a new version took over before the scheduler had it."""
+        info = _check_ready(self._tenant(name, version))
         headers: HeaderMap = dict(scope["headers"])
         body = await self._body(headers, receive)
+        while True:
+            try:
+                return await form(info, headers, body)
+            except HttpError as error:
+                if error.reason != STALE:
+                    raise
+                fresh = _check_ready(self._tenant(name, version))
+                if fresh is info:
+                    raise
+                info = fresh
+
+    async def _infer(self, info: TenantInfo, headers: HeaderMap, body: bytes) -> Answer:
         call = oip.parse_infer(info, body, headers.get(oip.LENGTH_HEADER))
         budget_ns = call.budget_ns or _slo_header(headers)
         outputs = await self._run(info, call.inputs, budget_ns, call.priority)
         return oip.format_infer(info, call, outputs)
 
-    async def _plain(self, info: TenantInfo, scope: Message, receive: Receive) -> Answer:
-        headers: HeaderMap = dict(scope["headers"])
-        body = await self._body(headers, receive)
+    async def _plain(self, info: TenantInfo, headers: HeaderMap, body: bytes) -> Answer:
         budget_ns = _slo_header(headers)
         if headers.get(b"content-type", b"").startswith(b"application/octet-stream"):
             inputs = plain.parse_raw(info, body)
             return plain.format_raw(await self._run(info, inputs, budget_ns, 0))
-        handler = self._settings.handlers.get(info.name)
+        handler = self.settings.handler_of(info)
         if handler is not None:
             payload = plain.parse_payload(body)
             inputs = tensors.conform(info, await handler.preprocess(payload))
@@ -166,13 +189,15 @@ class HttpApp:
         self, info: TenantInfo, inputs: Any, budget_ns: int | None, priority: int
     ) -> Any:
         try:
-            result = await self._client().infer(info.name, inputs, budget_ns, priority)
+            result = await self._client().infer(
+                info.name, inputs, budget_ns, priority, version=info.version
+            )
         except InferError as error:
             raise _as_http(error) from None
         return result.outputs
 
     async def _body(self, headers: HeaderMap, receive: Receive) -> bytes:
-        limit = self._settings.body_bytes
+        limit = self.settings.body_bytes
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18 or int(length) > limit:
             raise _too_large(limit)
@@ -202,7 +227,7 @@ class HttpApp:
 
     def _tenant(self, name: str, version: str = "") -> TenantInfo:
         info = self._client().directory.get(name)
-        only = self._settings.tenants
+        only = self.settings.tenants
         if info is None or (only is not None and name not in only):
             raise HttpError("unknown_tenant", f"no tenant {name!r}")
         if version and info.state == "ready" and version != str(info.version):
@@ -212,7 +237,7 @@ class HttpApp:
         return info
 
     def _shown(self) -> list[TenantInfo]:
-        client, only = self._client_source(), self._settings.tenants
+        client, only = self._client_source(), self.settings.tenants
         known = {} if client is None else client.directory
         return [info for name, info in known.items() if only is None or name in only]
 

@@ -49,7 +49,7 @@ class Repeats:
         self.is_connected = True
         self.calls = []
 
-    async def infer(self, name, inputs, budget_ns=None, priority=0):
+    async def infer(self, name, inputs, budget_ns=None, priority=0, *, version=None):
         check_inputs(self.directory[name], inputs)
         self.calls.append((name, budget_ns, priority))
         return InferResult({"y": inputs["x"]}, 0, 0, 1)

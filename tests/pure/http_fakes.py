@@ -65,7 +65,7 @@ class FakeClient:
         self.reported = []
         self.told = {"status": b'{"policy": "space_time"}', "metrics": b"coissue_x 1\n"}
 
-    async def infer(self, name, inputs, budget_ns=None, priority=0):
+    async def infer(self, name, inputs, budget_ns=None, priority=0, *, version=None):
         info = self.directory[name]
         rows, tokens = check_inputs(info, inputs)
         self.calls.append((name, inputs, budget_ns, priority))

@@ -11,7 +11,7 @@ import pytest
 from http_fakes import Server
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from coissue.deployments.handlers import Classes, Text, classify, load_handler, load_handlers
+from coissue.deployments.handlers import Classes, LoadedHandlers, Text, classify, load_handler
 from coissue.deployments.http.errors import HttpError
 from coissue.deployments.settings import HandlerSettings, TenantSettings
 
@@ -237,15 +237,18 @@ def test_handlers_that_cannot_be_loaded_fail_their_tenant_alone(team, use, kwarg
     assert server.post("/v2/models/m/infer", {"inputs": [tensor]}).status == 200
 
 
-def test_load_handlers_takes_those_that_are_there():
-    model = {"factory": "a:b"}
-    tenants = [
-        TenantSettings(name="plain", model=model, slo="s"),
-        TenantSettings(
-            name="classes", model=model, slo="s",
-            handler={"use": "classes", "kwargs": {"labels": ["a"]}},
-        ),
-    ]  # fmt: skip
-    handlers = load_handlers(tenants)
-    assert list(handlers) == ["classes"]
-    assert isinstance(handlers["classes"], Classes)
+def test_a_changed_handler_is_loaded_beside_the_one_that_is_served():
+    def tenant(*labels):
+        handler = {"use": "classes", "kwargs": {"labels": list(labels)}}
+        return TenantSettings(name="classes", model={"factory": "a:b"}, slo="s", handler=handler)
+
+    plain = TenantSettings(name="plain", model={"factory": "a:b"}, slo="s")
+    loaded, old, new = LoadedHandlers(), tenant("a"), tenant("a", "b")
+    loaded.expect([plain, old])
+    served = loaded.find("classes", old.handler.model_dump_json())
+    assert isinstance(served, Classes)
+    loaded.expect([plain, new])
+    assert loaded.find("classes", old.handler.model_dump_json()) is served
+    assert loaded.find("classes", new.handler.model_dump_json()) is not served
+    loaded.expect([plain])
+    assert loaded.find("classes", old.handler.model_dump_json()) is not served
