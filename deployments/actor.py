@@ -2,27 +2,61 @@
 
 A thin shell around `host.SchedulerHost`, which needs no Ray. Control calls arrive on Ray's threads;
 requests arrive on the channel. torch is imported in the actor's process only.
+
+It outlives a control replica that is killed, so that tenants are served meanwhile: the next one
+adopts it. One that nobody asks for `health.orphan_timeout_ms` ends itself (docs/decisions/010).
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+from pathlib import Path
 from typing import Any
 
 import ray
 
 from coissue.deployments.discovery import NAMESPACE, scheduler_name
+from coissue.deployments.run_dir import RunDir
+
+logger = logging.getLogger("coissue")
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=16)
 class SchedulerActor:
     """Owns the device. Its methods are the control plane; none of them touches a request."""
 
-    def __init__(self, settings: dict[str, Any], run_dir: str) -> None:
+    def __init__(self, run_dir: str) -> None:
         from coissue.deployments.host import SchedulerHost
-        from coissue.deployments.settings import AppSettings
 
-        self._host = SchedulerHost(AppSettings.model_validate(settings), run_dir, on_crash=_exit)
+        self._run_dir = RunDir(Path(run_dir))
+        self._host = SchedulerHost(self._run_dir.read_settings(), run_dir, on_crash=_exit)
         self._host.start()
+        #: The control replica that may stop it: the last that adopted it.
+        self._owner = ""
+        #: Seconds of this process since an owner was heard.
+        self._idle_s = 0
+        self._itself = ray.get_runtime_context().current_actor
+        threading.Thread(target=self._watch_owner, daemon=True).start()
+
+    def _watch_owner(self) -> None:
+        pause = threading.Event()
+        while self._idle_s * 1000 < self._host.settings.scheduler.health.orphan_timeout_ms:
+            pause.wait(1)
+            self._idle_s += 1
+        logger.warning("no control for %d s: the scheduler ends", self._idle_s)
+        self._end()
+        ray.kill(self._itself)
+
+    def adopt(self, owner: str) -> str:
+        """From now on this owner may stop it. Returns the run folder."""
+        self._owner = owner
+        self._idle_s = 0
+        return str(self._run_dir.path)
+
+    def ping(self, timeout_s: float) -> int:
+        self._idle_s = 0
+        return self._host.ping(timeout_s)
 
     def endpoint(self) -> Any:
         return self._host.endpoint
@@ -30,6 +64,9 @@ class SchedulerActor:
     def attached(self) -> tuple[int, dict[str, int]]:
         """(epoch of this process, tenant -> version served). A new epoch has forgotten all."""
         return self._host.epoch, self._host.attached()
+
+    def configure(self, settings: dict[str, Any], note: str) -> None:
+        self._host.configure(settings, note)
 
     def announce(self, tenant: dict[str, Any], state: str, reason: str) -> None:
         self._host.announce(tenant, state, reason)
@@ -53,21 +90,39 @@ class SchedulerActor:
     def metrics(self) -> bytes:
         return self._host.ask("metrics")
 
-    def stop(self) -> None:
+    def stop(self, owner: str, drain: bool) -> bool:
+        """False: another control owns it now, so it goes on."""
+        if self._owner not in ("", owner):
+            return False
+        if drain:
+            self._host.drain()
+        self._end()
+        return True
+
+    def _end(self) -> None:
         self._host.stop()
+        self._run_dir.remove()
 
 
 def _exit(story: str) -> None:
     """The core broke an invariant: die, so that Ray starts a clean process."""
-    import logging
     import os
 
-    logging.getLogger("coissue").critical("scheduler stops: %s", story)
+    logger.critical("scheduler stops: %s", story)
     os._exit(70)
 
 
-def start_scheduler(settings: dict[str, Any], run_dir: str, device_index: int = 0) -> Any:
-    """The named scheduler actor, created when there is none. It dies with the caller's process."""
+def find_scheduler(device_index: int = 0) -> Any:
+    """The named scheduler actor; None: there is none."""
+    try:
+        return ray.get_actor(scheduler_name(device_index), namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def start_scheduler(run_dir: str, device_index: int = 0) -> Any:
+    """The named scheduler actor, created when there is none; it reads its settings in `run_dir`."""
     return SchedulerActor.options(
-        name=scheduler_name(device_index), namespace=NAMESPACE, get_if_exists=True
-    ).remote(settings, run_dir)
+        name=scheduler_name(device_index), namespace=NAMESPACE, get_if_exists=True,
+        lifetime="detached",
+    ).remote(run_dir)  # fmt: skip

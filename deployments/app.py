@@ -1,10 +1,18 @@
 """The Serve application: `import_path: coissue.deployments.app:build` in a Serve YAML.
 
-`build` runs in a task of the cluster: it only checks the settings and binds deployments.
+`build` runs in a task of the cluster, whenever `args` change: it only checks the settings and binds
+deployments. Settings travel as `user_config`, so that replicas take changed ones over live.
 """
 
 # No `from __future__ import annotations`: Serve reads the class of `args` from the annotation.
-from ray.serve.deployment import Application
+import hashlib
+import importlib.metadata
+import json
+from typing import Any
+
+import ray
+from ray.serve._private.config import DeploymentConfig
+from ray.serve.deployment import Application, Deployment
 
 from coissue.deployments.control import Control
 from coissue.deployments.discovery import POOL
@@ -13,14 +21,42 @@ from coissue.deployments.settings import AppSettings
 from coissue.deployments.tenant import DedicatedTenant
 
 
+class KeptConfig(DeploymentConfig):
+    """Keeps the replicas when `args` change.
+
+    Serve counts `args` as code: any change of them is a new version of every deployment, which
+    restarts them all (`get_app_code_version` of ray 2.60). Here the version is that of the code.
+    If Serve one day does not ask for `to_proto`, it restarts replicas as for any application.
+    """
+
+    def to_proto(self) -> Any:
+        proto = super().to_proto()
+        proto.version = describe_code()
+        return proto
+
+
+def describe_code() -> str:
+    """Changes with this package and with the application's environment."""
+    environment = dict(ray.get_runtime_context().runtime_env)
+    text = json.dumps([importlib.metadata.version("coissue"), environment], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def keep(deployment: Deployment) -> Deployment:
+    deployment._deployment_config.__class__ = KeptConfig
+    return deployment
+
+
 def build(args: AppSettings) -> Application:
     """One control replica, the shared pool as ingress, and a deployment per dedicated tenant."""
     settings = args.model_dump(mode="json")
-    control = Control.bind(settings)
+    control = keep(Control.options(user_config=settings)).bind()
     dedicated = {
-        tenant.name: DedicatedTenant.options(name=tenant.name).bind(
-            tenant.handler.model_dump(mode="json")
-        )
+        tenant.name: keep(
+            DedicatedTenant.options(
+                name=tenant.name, user_config=tenant.handler.model_dump(mode="json")
+            )
+        ).bind()
         for tenant in args.tenants
         if tenant.isolation == "dedicated" and tenant.handler
     }
@@ -28,5 +64,6 @@ def build(args: AppSettings) -> Application:
         name=POOL,
         num_replicas=args.pool.replicas,
         max_ongoing_requests=args.pool.ongoing_requests,
+        user_config=settings,
     )
-    return pool.bind(settings, control, dedicated)
+    return keep(pool).bind(control, dedicated)

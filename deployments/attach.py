@@ -8,7 +8,7 @@ A failure leaves the device as it was before, and says in one sentence what is w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -115,6 +115,29 @@ class Attacher:
             self._drop(before)
         self._served |= {program.spec.name: program for program in changed}
         return changed
+
+    def adjust(self, tenant: TenantSettings, slo: SloClass) -> ServedProgram | None:
+        """The attached program under changed settings; None: nothing changed for it.
+
+        A changed model comes with a new version, and its handler with it."""
+        before = self._attached[tenant.name]
+        if tenant.model != before.settings.model:
+            kept = {"model": before.settings.model, "handler": before.settings.handler}
+            tenant = tenant.model_copy(update=kept)
+        if (tenant, slo) == (before.settings, before.slo):
+            return None
+        self._attached[tenant.name] = replace(before, settings=tenant, slo=slo)
+        served = self._served[tenant.name]
+        limit = tenant.limits.in_flight
+        spec = replace(
+            served.spec, share=tenant.share, in_flight_limit=limit, priority=slo.priority
+        )
+        self._served[tenant.name] = replace(served, spec=spec)
+        return self._served[tenant.name]
+
+    def settings(self, name: str) -> TenantSettings:
+        """Those that the attached tenant is served under."""
+        return self._attached[name].settings
 
     def detach(self, name: str) -> None:
         """Forget the tenant; its weights go when the last request that uses them is done."""
@@ -276,6 +299,7 @@ def describe_tenant(
         tokens_limit=min(tenant.limits.tokens, model.tokens_limit),
         slo_class=tenant.slo, deadline_ns=slo.deadline_ns, objective=slo.objective,
         priority=slo.priority, in_flight_limit=tenant.limits.in_flight, nan=tenant.nan,
+        handler=tenant.handler.model_dump_json() if tenant.handler else "",
     )  # fmt: skip
 
 

@@ -1,39 +1,42 @@
-"""The control plane: one replica that brings tenants up and keeps them up.
+"""The control plane: one replica that brings tenants up, keeps them up and changes them live.
 
-It captures each tenant in a process of its own, owns the scheduler actor (which dies with it), and
-compares again and again what the scheduler serves with what the settings want. A first attach, a
-scheduler that was killed, and a new version are all the same step: something wanted is missing.
-Requests never pass here.
+It captures each tenant in a process of its own, starts or adopts the scheduler actor, and compares
+again and again what the scheduler serves with what the settings want. A first attach, a scheduler
+that was killed, and a new version are all the same step: something wanted is missing. Settings
+arrive by `reconfigure`, also while all of that goes on. Requests never pass here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
-import signal
-import sys
+import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import ray
 from ray import serve
 
-from coissue.deployments.actor import start_scheduler
-from coissue.deployments.discovery import BLIND, CONTROL, FAILED_PREFIX, HEALTH_SECONDS
+from coissue.deployments.actor import find_scheduler, start_scheduler
+from coissue.deployments.captures import Artifacts, Captures, TenantFailed
+from coissue.deployments.changes import list_restart_keys, needs_attach, needs_capture
+from coissue.deployments.discovery import BLIND, CONTROL, HEALTH_SECONDS
+from coissue.deployments.failures import Failures
 from coissue.deployments.run_dir import RunDir, sweep_run_dirs
-from coissue.deployments.settings import AppSettings, TenantSettings
+from coissue.deployments.settings import AppSettings, HealthSettings, TenantSettings
 
 logger = logging.getLogger("coissue.control")
-RECONCILE_SECONDS = 0.5
-STOP_SECONDS = 5
-#: A tenant that the scheduler did not survive attaching so many times is failed.
-ATTACH_TRIES = 2
-#: A little more than the capture server gives a job.
-CAPTURE_SECONDS_MAX = 630
+RECONCILE_SECONDS: Final = 0.5
+PING_SECONDS: Final = 1.0
+#: For an orderly end of the scheduler, which first answers what is in flight.
+STOP_SECONDS: Final = 10
+#: For a scheduler that is there already to say so: Ray may just be starting it again.
+ADOPT_SECONDS: Final = 60
+#: A version that the scheduler did not survive attaching so many times is failed.
+ATTACH_TRIES: Final = 2
 
 
 @dataclass(slots=True)
@@ -41,213 +44,346 @@ class Wanted:
     """One tenant of the settings and how far it got."""
 
     settings: TenantSettings
-    version: int = 1
-    #: loading, captured, ready or failed.
+    #: The version that is, or was last, attached: what a new scheduler gets first. 0: none yet.
+    serving: int = 0
+    #: A captured version that is to take over; 0: none.
+    fresh: int = 0
+    #: loading, ready or failed.
     state: str = "loading"
     reason: str = ""
-    #: Folder of the captured program; stays for re-attaching.
-    artifact: str = ""
+    #: The reason that the scheduler was told.
+    told: str = ""
+    #: The capture of a version.
+    job: asyncio.Task[None] | None = None
     #: Attaches begun since the last that ended.
     tries: int = 0
 
-
-class TenantFailed(Exception):
-    """A tenant cannot be served; the message is for its team."""
-
-
-class Captures:
-    """The capture server and the jobs it works on, a few at a time."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._turns = asyncio.Semaphore(max(1, os.cpu_count() or 1))
-        self._starting = asyncio.Lock()
-        self._server: asyncio.subprocess.Process | None = None
-        #: Artifact folder -> its answer.
-        self._open: dict[str, asyncio.Future[dict[str, Any]]] = {}
-
-    async def capture(self, tenant: TenantSettings, version: int) -> str:
-        """The artifact's folder. Raises `TenantFailed` with the sentence that says why not."""
-        out = self._folder / f"{tenant.name}-{version}"
-        job = out.with_suffix(".json")
-        fields = {"name", "model", "limits"}
-        try:
-            job.write_text(tenant.model_dump_json(include=fields))
-        except ValueError as error:  # half of a surrogate pair
-            raise TenantFailed(f"model.kwargs: cannot be written as JSON: {error}") from None
-        async with self._turns:
-            ask = self._ask({"job": str(job), "folder": str(out)})
-            try:
-                answer = await asyncio.wait_for(ask, CAPTURE_SECONDS_MAX)
-            except TimeoutError:  # even its supervisor is gone
-                raise TenantFailed(f"capture gave no answer in {CAPTURE_SECONDS_MAX} s") from None
-        if "error" in answer:
-            raise TenantFailed(answer["error"])
-        return str(out)
-
-    async def _ask(self, job: dict[str, str]) -> dict[str, Any]:
-        async with self._starting:
-            if self._server is None or self._server.returncode is not None:
-                await self._start()
-        future = self._open[job["folder"]] = asyncio.get_running_loop().create_future()
-        try:
-            self._server.stdin.write(json.dumps(job).encode() + b"\n")
-            await self._server.stdin.drain()
-        except ConnectionError:
-            return {"error": "the capture server ended"}
-        return await future
-
-    async def _start(self) -> None:
-        path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
-        self._server = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "coissue.deployments.capture", "--serve",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )  # fmt: skip
-        self._reader = asyncio.ensure_future(self._read(self._server))
-
-    async def _read(self, server: asyncio.subprocess.Process) -> None:
-        async for line in server.stdout:
-            answer = json.loads(line)
-            if future := self._open.pop(answer["folder"], None):
-                future.set_result(answer)
-        code = await server.wait()
-        for future in filter(lambda f: not f.done(), self._open.values()):
-            future.set_result({"error": f"the capture server ended: {code}"})
-        self._open.clear()
-
-    def stop(self) -> None:
-        """End the server and all its jobs, which are in its process group."""
-        if self._server is not None and self._server.returncode is None:
-            os.killpg(self._server.pid, signal.SIGKILL)
+    def drop_job(self) -> None:
+        if self.job is not None:
+            self.job.cancel()
+            self.job = None
 
 
 @serve.deployment(
     name=CONTROL, num_replicas=1, health_check_period_s=HEALTH_SECONDS, ray_actor_options=BLIND
 )
 class Control:
-    """Owns the scheduler actor and the tenants' states."""
+    """Looks after the scheduler actor and the tenants' states."""
 
-    async def __init__(self, settings: dict[str, Any]) -> None:
+    async def __init__(self) -> None:
         self._run_dir: RunDir | None = None  # nothing to take down before it is there
-        self._settings = AppSettings.model_validate(settings)
-        sweep_run_dirs()
-        self._run_dir = RunDir()
-        self._wanted = {tenant.name: Wanted(tenant) for tenant in self._settings.tenants}
+        self._settings: AppSettings
+        self._wanted: dict[str, Wanted] = {}
         self._scheduler: Any = None
+        #: Tells this replica from one that it replaces.
+        self._owner = uuid.uuid4().hex
         self._epoch = 0
+        #: The scheduler of this epoch has not been told the settings.
+        self._untold = True
+        #: Keys that only another scheduler takes over.
+        self._restart_keys: list[str] = []
+        self._note = ""
+        self._watch = Watch()
+        self._loops: list[asyncio.Future[None]] = []
+
+    async def reconfigure(self, settings: dict[str, Any]) -> None:
+        """By Serve, after the constructor and whenever `args` change."""
+        parsed = AppSettings.model_validate(settings)
+        if self._run_dir is None:
+            await self._begin(parsed)
+        else:
+            self._change(parsed)
+
+    async def _begin(self, settings: AppSettings) -> None:
+        """From nothing, or from what a control replica left behind that was killed."""
+        folder, attached = await self._adopt()
+        self._run_dir = RunDir(folder)
+        sweep_run_dirs()
+        self._artifacts = Artifacts(self._run_dir.path)
         self._captures = Captures(self._run_dir.path)
-        self._capturing = asyncio.ensure_future(self._capture_all())
-        self._loop = asyncio.ensure_future(self._reconcile_forever())
+        self._failures = Failures()
+        self._settings = self._run_dir.read_settings() if folder else settings
+        for tenant in self._settings.tenants:
+            version = attached.get(tenant.name, 0)
+            self._wanted[tenant.name] = Wanted(tenant, serving=version)
+        logger.info("control up adopted=%d", len(attached))
+        self._change(settings, is_new=True)
+        self._loops += [
+            asyncio.ensure_future(self._reconcile_forever()),
+            asyncio.ensure_future(self._watch_forever()),
+        ]
+
+    async def _adopt(self) -> tuple[Path | None, dict[str, int]]:
+        """Take over the scheduler that runs: the run folder that it holds and what it serves."""
+        self._scheduler = find_scheduler()
+        if self._scheduler is None:
+            return None, {}
+        try:
+            adopt = self._scheduler.adopt.remote(self._owner)
+            folder = Path(await asyncio.wait_for(adopt, ADOPT_SECONDS))
+            _, attached = await asyncio.wait_for(self._scheduler.attached.remote(), ADOPT_SECONDS)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            logger.warning("scheduler cannot be adopted: %s", one_line(error))
+            await self._end_scheduler(orderly=False)
+            return None, {}
+        return folder, attached
 
     def check_health(self) -> None:
-        if self._loop.done():
-            raise RuntimeError(f"the reconcile loop ended: {self._loop}")
+        for loop in self._loops:
+            if loop.done():
+                raise RuntimeError(f"a loop of control ended: {loop}")
 
-    async def _capture_all(self) -> None:
-        await asyncio.gather(*map(self._capture, self._wanted.values()))
-        self._captures.stop()  # it holds torch: a quarter of a gigabyte
+    # --- what is wanted ------------------------------------------------------------------------
 
-    async def _capture(self, wanted: Wanted) -> None:
+    def _change(self, settings: AppSettings, *, is_new: bool = False) -> None:
+        """`is_new`: this replica has not seen the files that the models came from."""
+        before, self._settings = self._settings, settings
+        self._run_dir.write_settings(settings)
+        self._restart_keys += list_restart_keys(before, settings)
+        self._untold = True
+        for name in self._wanted.keys() - {tenant.name for tenant in settings.tenants}:
+            self._wanted.pop(name).drop_job()
+            self._failures.hide(name)
+        for tenant in settings.tenants:
+            is_known = tenant.name in self._wanted
+            wanted = self._wanted.setdefault(tenant.name, Wanted(tenant))
+            old, wanted.settings = wanted.settings, tenant
+            if is_new or not is_known or old != tenant or wanted.state == "failed":
+                self._plan(wanted, old, is_current=is_new)
+
+    def _plan(self, wanted: Wanted, old: TenantSettings, *, is_current: bool) -> None:
+        """How the tenant gets from its `old` settings to what it is to be."""
+        tenant, version = wanted.settings, wanted.serving
+        if wanted.job is not None and not needs_capture(old, tenant):
+            return
+        wanted.drop_job()
+        wanted.fresh = wanted.tries = 0
+        wanted.state, wanted.reason = "ready" if version else "loading", ""
+        attach = needs_attach(old, tenant)
+        if version and self._artifacts.serves(tenant, version, is_current=is_current):
+            if attach:
+                wanted.fresh = self._artifacts.copy(tenant.name, version)
+            self._failures.hide(tenant.name)
+        elif found := self._artifacts.find(tenant):
+            wanted.fresh = self._artifacts.copy(tenant.name, found) if attach else found
+        else:
+            wanted.job = asyncio.ensure_future(self._capture(wanted, tenant))
+
+    async def _capture(self, wanted: Wanted, tenant: TenantSettings) -> None:
+        version = self._artifacts.next(tenant.name)
         try:
-            wanted.artifact = await self._captures.capture(wanted.settings, wanted.version)
-            wanted.state = "captured"
+            await self._captures.capture(tenant, version)
+            wanted.fresh = version
         except TenantFailed as error:
-            await self._fail(wanted, str(error))
-        except OSError as error:
-            await self._fail(wanted, f"capture failed: {error}")
+            await self._fail(wanted, version, str(error))
+        finally:
+            if wanted.job is asyncio.current_task():
+                wanted.job = None
+            if not any(other.job for other in self._wanted.values()):
+                self._captures.stop()
 
-    async def _fail(self, wanted: Wanted, reason: str) -> None:
+    async def _fail(self, wanted: Wanted, version: int, reason: str) -> None:
+        name = wanted.settings.name
+        if wanted.serving:
+            reason = f"version {version} failed, version {wanted.serving} serves: {reason}"
         wanted.state, wanted.reason = "failed", reason
-        logger.error("tenant=%s failed reason=%s", wanted.settings.name, reason)
+        logger.error("tenant=%s failed reason=%s", name, reason)
+        self._failures.show(name, reason)
         with contextlib.suppress(ray.exceptions.RayError):
             await self._announce(wanted)
-        await asyncio.get_running_loop().run_in_executor(
-            None, show_failure, wanted.settings.name, reason
-        )
 
     async def _announce(self, wanted: Wanted) -> None:
-        """To a scheduler that does not serve the tenant."""
+        """To a scheduler that does not serve the tenant, or an earlier version of it."""
         if self._scheduler is not None:
             state = "failed" if wanted.state == "failed" else "loading"
+            wanted.told = wanted.reason
             await self._scheduler.announce.remote(
                 wanted.settings.model_dump(), state, wanted.reason
             )
+
+    # --- what the scheduler has ----------------------------------------------------------------
 
     async def _reconcile_forever(self) -> None:
         while True:
             try:
                 await self._reconcile()
             except ray.exceptions.RayError as error:
-                logger.warning("scheduler not reachable: %s", " ".join(str(error).split()))
+                logger.warning("scheduler not reachable: %s", one_line(error))
                 self._scheduler = None
+                self._watch.lose()
             await asyncio.sleep(RECONCILE_SECONDS)
 
     async def _reconcile(self) -> None:
+        if self._restart_keys:
+            await self._restart()
         if self._scheduler is None:
-            self._scheduler = start_scheduler(
-                self._settings.model_dump(mode="json"), str(self._run_dir.path)
-            )
+            self._scheduler = start_scheduler(str(self._run_dir.path))
         epoch, attached = await self._scheduler.attached.remote()
         if epoch != self._epoch:
-            self._epoch = epoch
+            await self._scheduler.adopt.remote(self._owner)
+            self._epoch, self._untold = epoch, True
             for wanted in self._wanted.values():
-                await self._announce(wanted)
-        for name, wanted in self._wanted.items():
-            missing = attached.get(name) != wanted.version
-            if missing and wanted.artifact and wanted.state != "failed":
-                await self._attach(wanted)
+                wanted.told = ""
+        if self._untold:
+            self._untold = False
+            await self._tell()
+        for name, wanted in list(self._wanted.items()):
+            if self._untold or self._restart_keys:
+                return  # the settings changed meanwhile
+            have = attached.get(name, 0)
+            # What was served before comes first, when nothing of it is left.
+            version = (wanted.fresh if have else 0) or wanted.serving or wanted.fresh
+            if version and version != have:
+                await self._attach(wanted, version)
 
-    async def _attach(self, wanted: Wanted) -> None:
-        """Raises `RayError` when the scheduler dies meanwhile."""
-        if wanted.tries >= ATTACH_TRIES:
-            await self._fail(wanted, f"the scheduler died {wanted.tries} times attaching it")
-            return
-        wanted.tries += 1
+    async def _tell(self) -> None:
         try:
-            error = await self._scheduler.attach.remote(
-                wanted.settings.model_dump(), wanted.version, wanted.artifact
+            await self._scheduler.configure.remote(
+                self._settings.model_dump(mode="json"), self._note
             )
-        except ray.exceptions.RayTaskError as bug:
-            error = f"attach failed: {type(bug.cause).__name__}: {bug.cause}"
-        wanted.tries = 0
-        if error:
-            await self._fail(wanted, error)
+        except ray.exceptions.RayError:
+            self._untold = True
+            raise
+        for wanted in list(self._wanted.values()):
+            if wanted.reason != wanted.told:
+                await self._announce(wanted)
+        names = {entry.name.rpartition("-")[0] for entry in self._run_dir.path.iterdir()}
+        for name in names - self._wanted.keys() - {""}:
+            self._artifacts.prune(name, set())
+
+    async def _attach(self, wanted: Wanted, version: int) -> None:
+        """Raises `RayError` when the scheduler dies meanwhile."""
+        tenant = wanted.settings
+        error = ""
+        if wanted.tries >= ATTACH_TRIES:
+            error = f"the scheduler died {wanted.tries} times attaching it"
         else:
+            wanted.tries += 1
+            folder = self._artifacts.path(tenant.name, version)
+            try:
+                error = await self._scheduler.attach.remote(
+                    tenant.model_dump(), version, str(folder)
+                )
+            except ray.exceptions.RayTaskError as bug:
+                error = f"attach failed: {type(bug.cause).__name__}: {bug.cause}"
+        wanted.tries = 0
+        if wanted.fresh == version:
+            wanted.fresh = 0
+        if self._wanted.get(tenant.name) is not wanted:
+            return  # removed meanwhile: it is detached with the next settings
+        if error:
+            wanted.serving = 0 if wanted.serving == version else wanted.serving
+            await self._fail(wanted, version, error)
+            return
+        wanted.serving, wanted.told = version, ""
+        self._artifacts.prune(tenant.name, {version, wanted.fresh})
+        if wanted.fresh or wanted.job:
+            return
+        if self._artifacts.serves(wanted.settings, version, is_current=False):
             wanted.state, wanted.reason = "ready", ""
+            self._failures.hide(tenant.name)
+        elif wanted.state == "failed":  # a later version; this one is back after a crash
+            await self._announce(wanted)
+        else:  # the settings went elsewhere meanwhile
+            self._plan(wanted, wanted.settings, is_current=False)
+
+    async def _restart(self) -> None:
+        keys, self._restart_keys = ", ".join(dict.fromkeys(self._restart_keys)), []
+        self._note = f"{keys} changed, which needs a restart: the scheduler was restarted"
+        logger.warning("%s", self._note)
+        await self._end_scheduler(orderly=True)
+
+    # --- its life ------------------------------------------------------------------------------
+
+    async def _watch_forever(self) -> None:
+        while True:
+            await asyncio.sleep(PING_SECONDS)
+            if self._scheduler is not None:
+                health = self._settings.scheduler.health
+                why = await self._watch.ping(self._scheduler, health)
+                if why and self._scheduler is not None:
+                    logger.error("scheduler killed: %s", why)
+                    await asyncio.get_running_loop().run_in_executor(
+                        None, kill_scheduler, self._scheduler, True
+                    )
+
+    async def _end_scheduler(self, *, orderly: bool) -> bool:
+        """False: it belongs to another control replica now."""
+        scheduler = self._scheduler or find_scheduler()
+        self._scheduler = None
+        self._watch.lose()
+        if scheduler is None:
+            return True
+        if orderly:
+            # A scheduler that died or hangs must not keep the folder.
+            with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+                stop = scheduler.stop.remote(self._owner, True)
+                if not await asyncio.wait_for(stop, STOP_SECONDS):
+                    return False
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, kill_scheduler, scheduler, False)
+        until = time.monotonic() + STOP_SECONDS
+        while find_scheduler() is not None and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        return True
 
     async def __del__(self) -> None:
         if self._run_dir is None:
             return
-        self._loop.cancel()
-        self._capturing.cancel()
+        for task in self._loops:
+            task.cancel()
+        for wanted in self._wanted.values():
+            wanted.drop_job()
         self._captures.stop()
-        if self._scheduler is not None:
-            # A scheduler that died or hangs must not keep the folder.
-            with contextlib.suppress(ray.exceptions.RayError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._scheduler.stop.remote(), STOP_SECONDS)
-            with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                ray.kill(self._scheduler)
+        await self._end_scheduler(orderly=True)
         self._run_dir.remove()
         self._run_dir = None
 
 
-@serve.deployment(num_replicas=1, max_constructor_retry_count=1, ray_actor_options=BLIND)
-class FailedTenant:
-    """Never comes up: its constructor carries the reason into `serve status`."""
+class Watch:
+    """Whether the scheduler answers. Not before its first answer: starting takes its time."""
 
-    def __init__(self, reason: str) -> None:
-        raise RuntimeError(reason)
+    def __init__(self) -> None:
+        self.lose()
+
+    def lose(self) -> None:
+        """It is known to be away; the next answer is a first one."""
+        self._answered = False
+        self._missed = 0
+        self._since = time.monotonic()
+
+    async def ping(self, scheduler: Any, health: HealthSettings) -> str:
+        """Why it is to be killed; empty: it is well, or there is hope."""
+        timeout_s = health.ping_timeout_ms / 1e3
+        try:
+            # The scheduler gives up first, so that its threads do not fill with pings.
+            await asyncio.wait_for(scheduler.ping.remote(timeout_s), timeout_s)
+            self._answered, self._missed = True, 0
+            return ""
+        except ray.exceptions.RayTaskError:
+            pass  # it lives, and its loop did not have a turn
+        except ray.exceptions.RayError:
+            self.lose()
+            return ""
+        except TimeoutError:
+            pass
+        if self._answered:
+            self._missed += 1
+            why = f"no answer {self._missed} times in {health.ping_timeout_ms:g} ms each"
+            is_over = self._missed >= health.misses
+        else:
+            why = f"no first answer in {health.start_timeout_ms:g} ms"
+            is_over = (time.monotonic() - self._since) * 1e3 >= health.start_timeout_ms
+        if is_over:
+            self.lose()
+        return why if is_over else ""
 
 
-def show_failure(name: str, reason: str) -> None:
-    """Make `serve status` show why the tenant is not served, without touching the others."""
-    failed = FailedTenant.options(name=name).bind(reason)
-    app = serve.RunTarget(failed, name=FAILED_PREFIX + name, route_prefix=None)
-    try:
-        serve.run_many(
-            [app], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
-        )
-    except (RuntimeError, ray.exceptions.RayError) as error:
-        logger.warning("tenant=%s cannot be shown in serve status: %s", name, error)
+def kill_scheduler(scheduler: Any, restart: bool) -> None:
+    """Also one that is stopped; takes some seconds then. `restart`: Ray starts it again."""
+    with contextlib.suppress(ray.exceptions.RayError, ValueError):
+        ray.kill(scheduler, no_restart=not restart)
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -17,9 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
-from typing import Any, final
+from typing import Any, Final, final
 from wsgiref.simple_server import WSGIServer
 
+import msgspec
 import uvloop
 
 from coissue.deployments.attach import Attacher, AttachError, bytes_needed, describe_tenant
@@ -40,6 +41,7 @@ from coissue.scheduler.messages import (
     Attached,
     Cancelled,
     Detached,
+    Drain,
     PolicyChosen,
     RequestId,
     Submitted,
@@ -49,7 +51,8 @@ from coissue.scheduler.ports import CoreLimits
 from coissue.scheduler.runtime import Runtime
 
 logger = logging.getLogger("coissue.host")
-COLLECT_SECONDS = 0.5
+COLLECT_SECONDS: Final = 0.5
+DRAIN_SECONDS: Final = 5.0
 #: A joined kernel takes this part of the preemption bound for a small request.
 JOIN_SHARE = 2
 
@@ -62,6 +65,8 @@ class SchedulerHost:
         self, settings: AppSettings, run_dir: str, *, on_crash: Callable[[str], None] | None = None
     ) -> None:
         self.settings = settings
+        #: What control wants users to know, for the status.
+        self._note = ""
         #: Tells one process's memory from the next.
         self.epoch = time.time_ns()
         cache = Path(settings.device.cache or Path.home() / ".cache" / "coissue")
@@ -86,8 +91,8 @@ class SchedulerHost:
         self.metrics = SchedulerMetrics(self.device.name, self._levels)
         self.timeline = Timeline()
         self.channel = _Channel(self, settings, run_dir)
-        #: Around changes of the two below: never held for long.
-        self._lock = threading.Lock()
+        # The two below change on the loop only, in one step with what the channel's clients are
+        # told: a request is checked against, admitted to and run by the same version.
         #: Around the attacher, for as long as it takes to bring a tenant up.
         self._attaching = threading.Lock()
         self._collecting = threading.Lock()
@@ -141,16 +146,38 @@ class SchedulerHost:
     def attached(self) -> dict[str, int]:
         return {name: program.version for name, program in self._programs.items()}
 
+    def configure(self, settings: dict[str, Any], note: str = "") -> None:
+        """Take over changed settings. Tenants that are not there any more are detached, served
+        ones adjusted, others announced; new programs come by `attach`."""
+        with self._attaching:
+            parsed = AppSettings.model_validate(settings)
+            if parsed.scheduler.policy != self.settings.scheduler.policy:
+                self.set_policy(parsed.scheduler.policy)
+            self.settings, self._note = parsed, note
+            tenants = {tenant.name: tenant for tenant in parsed.tenants}
+            for name in [name for name in self._infos if name not in tenants]:
+                self._detach(name)
+            served = [tenant for name, tenant in tenants.items() if name in self._programs]
+            adjusted = {t.name: self.attacher.adjust(t, self._slo(t)) for t in served}
+            changed = [program for program in adjusted.values() if program is not None]
+            self._take_over(changed, [tenant for tenant in served if adjusted[tenant.name]])
+            for tenant in tenants.values():
+                if tenant.name not in self._infos:
+                    self.announce(tenant.model_dump(), "loading", "")
+
     def announce(self, tenant: dict[str, Any], state: str, reason: str) -> None:
-        """Let replicas know of a tenant that is not attached (loading, failed). A tenant that is
-        served in an earlier version stays as it is."""
+        """Let replicas know of a tenant that is not attached (loading, failed). One that is served
+        in an earlier version stays ready, with the reason why it has no later one."""
         parsed = TenantSettings.model_validate(tenant)
-        with self._lock:
-            if parsed.name not in self._programs:
-                self._infos[parsed.name] = describe_tenant(
-                    parsed, self._slo(parsed), state, reason, None
-                )
-        self.channel.push_directory()
+
+        def step() -> None:
+            if parsed.name in self._programs:
+                info = msgspec.structs.replace(self._infos[parsed.name], reason=reason)
+            else:
+                info = describe_tenant(parsed, self._slo(parsed), state, reason, None)
+            self._infos[parsed.name] = info
+
+        self._change(step)
 
     def attach(self, tenant: dict[str, Any], version: int, artifact: str) -> str:
         """Bring a captured tenant to READY; "" or the sentence that says why not."""
@@ -158,35 +185,67 @@ class SchedulerHost:
         try:
             with self._attaching:
                 changed = self.attacher.attach(parsed, self._slo(parsed), version, Path(artifact))
-                self._take_over(changed, parsed)
+                self._take_over(changed, [parsed])
         except AttachError as error:
             return str(error)
-        self.channel.push_directory()
         return ""
 
-    def _take_over(self, changed: list[ServedProgram], tenant: TenantSettings) -> None:
+    def _take_over(self, changed: list[ServedProgram], tenants: list[TenantSettings]) -> None:
         """New requests use the new programs from here on; those in flight keep theirs."""
-        with self._lock:
+
+        def step() -> None:
             for program in changed:
                 self.runtime.post(Attached(self.clock.now_ns(), program.spec))
                 self._programs[program.spec.name] = program
-            self._infos[tenant.name] = describe_tenant(
-                tenant, self._slo(tenant), "ready", "", self._programs[tenant.name]
-            )
-        self.metrics.name_tenant(tenant.name, tenant.slo)
+            for tenant in tenants:
+                # Not `tenant` itself: what is served may be an earlier version.
+                own = self.attacher.settings(tenant.name)
+                reason = self._infos[own.name].reason if tenant.model != own.model else ""
+                self._infos[own.name] = describe_tenant(
+                    own, self._slo(own), "ready", reason, self._programs[own.name]
+                )
+
+        for tenant in tenants:
+            self.metrics.name_tenant(tenant.name, tenant.slo)
+        self._change(step)
+
+    def _change(self, step: Callable[[], None]) -> None:
+        """Run a step on the loop, and tell all clients before they can send anything more."""
+
+        def run() -> None:
+            step()
+            self.channel.push_directory()
+
+        self.runtime.call(run).result()
 
     def _slo(self, tenant: TenantSettings) -> SloClass:
         return self.settings.slo_classes[tenant.slo]
 
     def detach(self, name: str) -> None:
+        """The tenant is unknown from now on; its requests in flight are answered."""
         with self._attaching:
-            with self._lock:
-                program = self._programs.pop(name, None)
-                self._infos.pop(name, None)
-            if program is not None:
+            self._detach(name)
+
+    def _detach(self, name: str) -> None:
+        def step() -> None:
+            self._infos.pop(name, None)
+            if self._programs.pop(name, None) is not None:
                 self.runtime.post(Detached(self.clock.now_ns(), name))
-                self.attacher.detach(name)
-        self.channel.push_directory()
+
+        self._change(step)
+        self.attacher.detach(name)
+
+    def ping(self, timeout_s: float) -> int:
+        """The pid, once the loop has had a turn. Raises `TimeoutError`."""
+        self.runtime.call(lambda: None).result(timeout_s)
+        return os.getpid()
+
+    def drain(self) -> None:
+        """Refuse new requests and wait a while for those in flight; to be followed by `stop`."""
+        self.runtime.post(Drain(self.clock.now_ns()))
+        until = time.monotonic() + DRAIN_SECONDS
+        while self.runtime.core.stats().requests_open and time.monotonic() < until:
+            time.sleep(0.02)
 
     def set_policy(self, policy: str) -> None:
         if policy not in POLICIES:
@@ -270,6 +329,7 @@ class SchedulerHost:
                 "weight_bytes": self.device.bytes_held,
                 "weight_saved_bytes": self.device.bytes_saved,
                 "metrics_port": self.metrics_port,
+                "note": self._note,
                 "outcomes": {outcome.value: n for outcome, n in stats.outcomes.items()},
                 "tenants": {info.name: [info.state, info.reason] for info in self.directory()},
             }

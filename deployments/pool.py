@@ -6,16 +6,18 @@ GPU. The handlers of dedicated tenants are reached through their deployments' ha
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from coissue.deployments.channel.client import SchedulerClient
+from coissue.deployments.channel.frames import TenantInfo
 from coissue.deployments.discovery import BLIND, HEALTH_SECONDS, POOL, find_endpoint, settle_garbage
-from coissue.deployments.handlers import Handler, load_handlers
+from coissue.deployments.handlers import Handler, LoadedHandlers
 from coissue.deployments.http.app import HttpApp, HttpSettings
-from coissue.deployments.settings import AppSettings
+from coissue.deployments.settings import AppSettings, HandlerSettings
 from coissue.deployments.tenant import RemoteHandler
 
 
@@ -25,23 +27,56 @@ class Pool:
     """One replica of the pool."""
 
     async def __init__(
-        self,
-        settings: dict[str, Any],
-        control: DeploymentHandle,
-        dedicated: dict[str, DeploymentHandle],
+        self, control: DeploymentHandle, dedicated: dict[str, DeploymentHandle]
     ) -> None:
-        parsed = AppSettings.model_validate(settings)
-        # Kept so that Serve starts and watches the control replica with this application.
-        self._control = control
-        shared = [tenant for tenant in parsed.tenants if tenant.name not in dedicated]
-        handlers: dict[str, Handler] = dict(load_handlers(shared))
-        handlers |= {name: RemoteHandler(name, handle) for name, handle in dedicated.items()}
-        self._http = HttpSettings(body_bytes=parsed.pool.body_bytes, handlers=handlers)
+        # The arguments are there so that Serve starts those deployments with this application.
+        self._handlers = PoolHandlers(serve.get_replica_context().app_name)
+        self._http = HttpApp(lambda: self._client, HttpSettings(find_handler=self._handlers.find))
         self._client = await SchedulerClient.connect(find_endpoint)
         settle_garbage()
 
+    async def reconfigure(self, settings: dict[str, Any]) -> None:
+        parsed = AppSettings.model_validate(settings)
+        self._handlers.expect(parsed)
+        self._http.settings = HttpSettings(
+            body_bytes=parsed.pool.body_bytes, find_handler=self._handlers.find
+        )
+
     def __serve_build_asgi_app__(self) -> HttpApp:
-        return HttpApp(lambda: self._client, self._http)
+        return self._http
 
     async def __del__(self) -> None:
         await self._client.close()
+
+
+class PoolHandlers:
+    """The handler that goes with a tenant's served version: here, or in its own deployment."""
+
+    def __init__(self, app_name: str) -> None:
+        self._app_name = app_name
+        self._loaded = LoadedHandlers()
+        self._dedicated: frozenset[str] = frozenset()
+        #: By deployment; each has a router of its own.
+        self._handles: dict[str, DeploymentHandle] = {}
+
+    def expect(self, settings: AppSettings) -> None:
+        """Load what is to come while the versions before it are still served."""
+        dedicated = [tenant.name for tenant in settings.tenants if tenant.isolation == "dedicated"]
+        self._dedicated = frozenset(dedicated)
+        self._handles = {n: h for n, h in self._handles.items() if n in self._dedicated}
+        self._loaded.expect(t for t in settings.tenants if t.isolation == "shared")
+
+    def find(self, info: TenantInfo) -> Handler | None:
+        if not info.handler:
+            return None
+        if info.name in self._dedicated or is_own_code(info.handler):
+            if info.name not in self._handles:
+                self._handles[info.name] = DeploymentHandle(info.name, self._app_name)
+            return RemoteHandler(info.name, self._handles[info.name], info.handler)
+        return self._loaded.find(info.name, info.handler)
+
+
+@lru_cache(4096)
+def is_own_code(handler: str) -> bool:
+    """It must not be loaded here, whatever this replica knows of the tenant."""
+    return not HandlerSettings.model_validate_json(handler).is_builtin

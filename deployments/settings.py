@@ -53,6 +53,19 @@ class DeviceSettings(Settings):
         return self.memory_mib * MIB
 
 
+class HealthSettings(Settings):
+    """When a scheduler that does not answer is killed and started again."""
+
+    #: Control asks it every second, and waits so long for an answer.
+    ping_timeout_ms: float = Field(default=5_000, ge=10, le=600_000)
+    #: So many answers missed in a row are the end of it.
+    misses: int = Field(default=3, ge=1, le=1000)
+    #: From its start to its first answer.
+    start_timeout_ms: float = Field(default=180_000, ge=1_000, le=3_600_000)
+    #: A scheduler that no control asks for so long ends itself.
+    orphan_timeout_ms: float = Field(default=60_000, ge=1_000, le=3_600_000)
+
+
 class SchedulerSettings(Settings):
     policy: Literal["space_time", "time_only"] = "space_time"
     #: No launch is predicted longer than this.
@@ -67,6 +80,7 @@ class SchedulerSettings(Settings):
     tcp_port: int | None = Field(default=None, ge=0, le=65_535)
     #: File with the secret that TCP replicas must know.
     secret_file: str | None = Field(default=None, min_length=1)
+    health: HealthSettings = HealthSettings()
 
     @model_validator(mode="after")
     def _tcp_needs_secret(self) -> SchedulerSettings:
@@ -100,6 +114,8 @@ class ModelSettings(Settings):
     architecture: str | None = None
     #: Arguments of the factory or the architecture.
     kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    #: Any text. Another one captures again, when all that changed is a file the model reads.
+    revision: str = ""
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSettings:

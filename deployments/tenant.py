@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from coissue.deployments.channel.client import SchedulerClient
 from coissue.deployments.discovery import BLIND, find_endpoint
-from coissue.deployments.handlers import Arrays, load_handler
+from coissue.deployments.handlers import Arrays, Handler, LoadedHandlers, load_handler
 from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.http.errors import HttpError
 from coissue.deployments.settings import MIB, HandlerSettings
@@ -35,30 +35,39 @@ async def settle(work: Awaitable[Any]) -> Settled:
 
 @serve.deployment(ray_actor_options=BLIND, max_ongoing_requests=256)
 class DedicatedTenant:
-    """Runs one tenant's handler."""
+    """Runs one tenant's handler: the one that goes with the version that a request is for."""
 
-    def __init__(self, handler: dict[str, Any]) -> None:
-        self._handler = load_handler(HandlerSettings.model_validate(handler))
+    def __init__(self) -> None:
+        self._loaded = LoadedHandlers()
 
-    async def preprocess(self, payload: Any) -> Settled:
-        return await settle(self._handler.preprocess(payload))
+    def reconfigure(self, handler: dict[str, Any]) -> None:
+        """Load it before the version that it goes with is served."""
+        self._find(HandlerSettings.model_validate(handler).model_dump_json())
 
-    async def postprocess(self, outputs: Arrays, payload: Any) -> Settled:
-        return await settle(self._handler.postprocess(outputs, payload))
+    def _find(self, settings: str) -> Handler:
+        return self._loaded.find("", settings)
+
+    async def preprocess(self, settings: str, payload: Any) -> Settled:
+        return await settle(self._find(settings).preprocess(payload))
+
+    async def postprocess(self, settings: str, outputs: Arrays, payload: Any) -> Settled:
+        return await settle(self._find(settings).postprocess(outputs, payload))
 
 
 class RemoteHandler:
-    """The handler of a `DedicatedTenant`, seen from the pool."""
+    """The handler of a `DedicatedTenant`, seen from the pool; `settings` is its JSON."""
 
-    def __init__(self, name: str, handle: DeploymentHandle) -> None:
+    def __init__(self, name: str, handle: DeploymentHandle, settings: str) -> None:
         self._name = name
         self._handle = handle
+        self._settings = settings
 
     async def preprocess(self, payload: Any) -> Any:
-        return await self._call(self._handle.preprocess.remote(payload))
+        return await self._call(self._handle.preprocess.remote(self._settings, payload))
 
     async def postprocess(self, outputs: Arrays, payload: Any) -> Any:
-        return await self._call(self._handle.postprocess.remote(dict(outputs), payload))
+        sent = self._settings, dict(outputs), payload
+        return await self._call(self._handle.postprocess.remote(*sent))
 
     async def _call(self, response: Awaitable[Settled]) -> Any:
         try:

@@ -148,7 +148,7 @@ class Up:
     options: tuple[str, ...] = ()
     port: int = field(default_factory=find_free_port)
 
-    def __enter__(self):
+    def write_config(self) -> None:
         config = {
             "proxy_location": "HeadOnly",
             "http_options": {"host": "127.0.0.1", "port": self.port},
@@ -163,10 +163,14 @@ class Up:
             ],
         }
         (self.folder / "serve.yaml").write_text(json.dumps(config))
+
+    def __enter__(self):
+        self.write_config()
         self.log = self.folder / "up.log"
         paths = [str(TESTS), str(TESTS / "serve"), os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "COLUMNS": "200"}
         env.pop("RAY_ADDRESS", None)
+        self.env = env
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [BIN / "coissue", "up", "serve.yaml", *self.options],
@@ -184,6 +188,34 @@ class Up:
             for process in still_there(mine):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
+
+    # --- changes -------------------------------------------------------------------------------
+
+    def ray(self, *words: str) -> str:
+        """`serve` of Ray's command line on the Ray of this application."""
+        said = poll(
+            "it says how", lambda: re.search(r"serve status -a (\S+)", self.log.read_text())
+        )
+        run = subprocess.run(
+            [BIN / "serve", *words, "-a", said[1]],
+            cwd=self.folder, env={**self.env, "RAY_AUTH_MODE": "token"}, text=True,
+            capture_output=True,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+    def deploy(self, settings: dict) -> float:
+        """`serve deploy` of changed settings; the moment Serve had accepted them."""
+        self.settings = settings
+        self.write_config()
+        self.ray("deploy", "serve.yaml")
+        return time.monotonic()
+
+    def tenant(self, name: str) -> dict:
+        """What the status says of it; empty: nothing."""
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            return next((t for t in self.status()["tenants"] if t["name"] == name), {})
+        return {}
 
     def interrupt(self) -> None:
         """Ctrl-C, as a terminal sends it: to the whole process group."""

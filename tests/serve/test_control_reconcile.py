@@ -1,13 +1,18 @@
-"""What control does about a scheduler that dies, without a cluster: only Ray's errors are real."""
+"""What control does about a scheduler that dies, and about changed settings, without a
+cluster: only Ray's errors are real."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import warnings
 
 import pytest
 
-from coissue.deployments.settings import ModelSettings, TenantSettings
+from coissue.deployments.captures import Artifacts, TenantFailed
+from coissue.deployments.changes import list_restart_keys, needs_attach
+from coissue.deployments.run_dir import RunDir
+from coissue.deployments.settings import AppSettings, TenantSettings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of importing Ray
@@ -30,16 +35,24 @@ class Scheduler:
     """Dies attaching `deadly`, raises for `buggy`, refuses `wrong`; remembers what it was told."""
 
     def __init__(self):
-        self.tries, self.told, self.served = [], {}, {}
+        self.tries, self.told, self.served, self.settings = [], {}, {}, None
         self.epoch = 1
-        for name in ("attached", "attach", "announce"):
+        for name in ("attached", "attach", "announce", "adopt", "configure"):
             setattr(self, name, Remote(getattr(self, "_" + name)))
 
     def _attached(self):
         return self.epoch, dict(self.served)
 
+    def _adopt(self, owner):
+        return "/x"
+
+    def _configure(self, settings, note):
+        self.settings = settings
+        names = [tenant["name"] for tenant in settings["tenants"]]
+        self.served = {name: version for name, version in self.served.items() if name in names}
+        self.told |= {name: ("loading", "") for name in names if name not in self.told}
+
     def _announce(self, tenant, state, reason):
-        assert tenant["name"] not in self.served
         self.told[tenant["name"]] = (state, reason)
 
     def _attach(self, tenant, version, artifact):
@@ -54,78 +67,285 @@ class Scheduler:
         if name == "wrong":
             return "reference 0: output 'y' differs"
         self.served[name] = version
+        self.told[name] = ("ready", "")
         return ""
+
+
+class Failures:
+    def __init__(self):
+        self.shown = {}
+
+    def show(self, name, reason):
+        self.shown[name] = reason
+
+    def hide(self, name):
+        self.shown.pop(name, None)
+
+
+class Captures:
+    """Leaves what a capture leaves; models with `broken` in their arguments cannot be captured."""
+
+    def __init__(self, folder):
+        self.folder, self.jobs = folder, []
+
+    async def capture(self, tenant, version):
+        await asyncio.sleep(0)
+        self.jobs.append((tenant.name, version))
+        if "broken" in tenant.model.kwargs:
+            raise TenantFailed("no such op")
+        leave(self.folder, tenant, version)
+
+    def stop(self):
+        pass
+
+
+def leave(folder, tenant, version, inputs=None):
+    made = folder / f"{tenant.name}-{version}"
+    made.mkdir(exist_ok=True)
+    meta = {
+        "source": tenant.model.model_dump(exclude_none=True),
+        "limits": tenant.limits.model_dump(),
+        "inputs": inputs or {},
+    }
+    (made / "meta.json").write_text(json.dumps(meta))
+
+
+def tenant(name, **fields):
+    kwargs = fields.pop("kwargs", {})
+    return {"name": name, "model": {"factory": "m:f", "kwargs": kwargs}, "slo": "fast", **fields}
+
+
+def app(*tenants, **parts):
+    classes = {"fast": {"deadline_ms": 10}, "batch": {"deadline_ms": 99}}
+    return AppSettings.model_validate({"slo_classes": classes, "tenants": tenants, **parts})
 
 
 @pytest.fixture
 def scheduler(monkeypatch):
     fake = Scheduler()
-    monkeypatch.setattr(control, "start_scheduler", lambda settings, run_dir: fake)
-    monkeypatch.setattr(control, "show_failure", lambda name, reason: None)
+    monkeypatch.setattr(control, "start_scheduler", lambda run_dir: fake)
+    monkeypatch.setattr(control, "find_scheduler", lambda: None)
     return fake
 
 
-def make_control(*names):
-    """A control replica whose tenants are captured, without what its constructor starts."""
+@pytest.fixture
+def make(tmp_path, scheduler):
+    """A control replica without Serve; call it inside of a running loop."""
     # The destructor is for a whole replica.
     bare = type("Bare", (control.Control.func_or_class,), {"__del__": lambda self: None})
-    made = object.__new__(bare)
-    model = ModelSettings(factory="m:f")
-    made._wanted = {
-        name: control.Wanted(
-            TenantSettings(name=name, model=model, slo="fast"), state="captured", artifact="/x"
-        )
-        for name in names
-    }
-    made._scheduler, made._epoch = None, 0
-    made._settings = TenantSettings(name="unused", model=model, slo="fast")
-    made._run_dir = type("RunDir", (), {"path": "/x"})
-    return made
+
+    async def make(settings, attached=None):
+        made = object.__new__(bare)
+        await made.__init__()
+        made._run_dir, made._settings = RunDir(), settings
+        made._captures = Captures(made._run_dir.path)
+        made._artifacts = Artifacts(made._run_dir.path)
+        made._failures = Failures()
+        for one in settings.tenants:
+            made._wanted[one.name] = control.Wanted(one, serving=(attached or {}).get(one.name, 0))
+        folders.append(made._run_dir)
+        return made
+
+    folders = []
+    yield make
+    for folder in folders:
+        folder.remove()
 
 
-def reconcile(made, times=10):
+async def reconcile(made, times=10):
     """As `_reconcile_forever`, without the pauses."""
-
-    async def main():
-        for _ in range(times):
-            try:
-                await made._reconcile()
-            except ray.exceptions.RayError:
-                made._scheduler = None
-
-    asyncio.run(main())
+    for _ in range(times):
+        jobs = [wanted.job for wanted in made._wanted.values() if wanted.job]
+        await asyncio.gather(*jobs, return_exceptions=True)
+        try:
+            await made._reconcile()
+        except ray.exceptions.RayError:
+            made._scheduler = None
     return {name: (wanted.state, wanted.reason) for name, wanted in made._wanted.items()}
 
 
-def test_a_tenant_that_kills_the_scheduler_fails_after_two_tries(scheduler):
-    states = reconcile(make_control("first", "deadly", "last"))
+def start(make, *names):
+    async def main():
+        settings = app(*map(tenant, names))
+        made = await make(settings)
+        made._change(settings, is_new=True)
+        return made, await reconcile(made)
+
+    return asyncio.run(main())
+
+
+def test_a_tenant_that_kills_the_scheduler_fails_after_two_tries(make, scheduler):
+    made, states = start(make, "first", "deadly", "last")
     assert scheduler.tries.count("deadly") == 2
     assert states["deadly"] == ("failed", "the scheduler died 2 times attaching it")
     assert states["first"] == states["last"] == ("ready", "")
     assert set(scheduler.served) == {"first", "last"}
     assert scheduler.told["deadly"] == states["deadly"]
+    assert made._failures.shown == {"deadly": states["deadly"][1]}
 
 
-def test_an_error_of_attach_fails_that_tenant_alone(scheduler):
-    states = reconcile(make_control("buggy", "wrong", "good"))
+def test_an_error_of_attach_fails_that_tenant_alone(make, scheduler):
+    _, states = start(make, "buggy", "wrong", "good")
     assert scheduler.tries == ["buggy", "wrong", "good"]
     assert states["buggy"] == ("failed", "attach failed: KeyError: 'lost'")
     assert states["wrong"] == ("failed", "reference 0: output 'y' differs")
     assert states["good"] == ("ready", "")
 
 
-def test_a_new_scheduler_is_told_that_tenants_load_and_gets_them_again(scheduler):
-    made = make_control("a", "wrong")
-    reconcile(made)
+def test_a_new_scheduler_is_told_that_tenants_load_and_gets_them_again(make, scheduler):
+    made, _ = start(make, "a", "wrong")
     scheduler.epoch, scheduler.served, scheduler.told = 7, {}, {}
-    reconcile(made, 1)
-    assert scheduler.told["a"] == ("loading", "")
-    assert scheduler.told["wrong"][0] == "failed"
+    asyncio.run(reconcile(made, 1))
+    assert scheduler.told["a"] == ("ready", "")
+    assert scheduler.told["wrong"] == ("failed", "reference 0: output 'y' differs")
     assert scheduler.tries == ["a", "wrong", "a"]
+    assert len(made._captures.jobs) == 2
 
 
-def test_deaths_between_attaches_are_nobodys_fault(scheduler):
-    made = make_control("a")
+def test_deaths_between_attaches_are_nobodys_fault(make, scheduler):
+    made, _ = start(make, "a")
     for epoch in range(5):
         scheduler.epoch, scheduler.served = epoch + 10, {}
-        assert reconcile(made)["a"] == ("ready", "")
+        assert asyncio.run(reconcile(made))["a"] == ("ready", "")
+
+
+def test_only_what_changed_is_captured_and_it_becomes_a_new_version(make, scheduler):
+    async def main():
+        first = app(tenant("a"), tenant("b"), tenant("gone"))
+        made = await make(first)
+        made._change(first, is_new=True)
+        await reconcile(made)
+        assert scheduler.served == {"a": 1, "b": 1, "gone": 1}
+        made._change(app(tenant("a", kwargs={"n": 2}), tenant("b", slo="batch"), tenant("new")))
+        assert scheduler.served["a"] == 1
+        await reconcile(made)
+        assert scheduler.served == {"a": 2, "b": 1, "new": 1}
+        assert scheduler.tries == ["a", "b", "gone", "a", "new"]
+        assert made._captures.jobs[3:] == [("a", 2), ("new", 1)]
+        assert not made._artifacts.versions("gone")
+        made._change(app(tenant("a", limits={"rows": 4, "in_flight": 9})))  # the first model again
+        await reconcile(made)
+        assert scheduler.served == {"a": 1}
+        assert len(made._captures.jobs) == 5
+        made._change(app(tenant("a", limits={"rows": 65})))  # more than was captured
+        await reconcile(made)
+        assert scheduler.served == {"a": 3}
+
+    asyncio.run(main())
+
+
+def test_a_failed_version_leaves_the_old_one_also_over_a_crash(make, scheduler):
+    async def main():
+        made = await make(app(tenant("a")))
+        made._change(app(tenant("a")), is_new=True)
+        await reconcile(made)
+        made._change(app(tenant("a", kwargs={"broken": 1})))
+        said = "version 2 failed, version 1 serves: no such op"
+        assert (await reconcile(made))["a"] == ("failed", said)
+        assert scheduler.told["a"][1] == made._failures.shown["a"] == said
+        scheduler.epoch, scheduler.served, scheduler.told = 5, {}, {}
+        await reconcile(made)
+        assert scheduler.served == {"a": 1}
+        assert scheduler.told["a"][1] == said
+        assert len(made._captures.jobs) == 2
+        made._change(app(tenant("a")))
+        assert (await reconcile(made))["a"] == ("ready", "")
+        assert scheduler.told["a"][1] == ""
+        assert not made._failures.shown
+
+    asyncio.run(main())
+
+
+def test_control_that_finds_its_tenants_attached_touches_none_whose_files_are_as_they_were(
+    make, scheduler, tmp_path
+):
+    async def main():
+        file = tmp_path / "weights"
+        file.write_bytes(b"1")
+        stamp = (1, file.stat().st_mtime_ns)
+        settings = app(tenant("a"), tenant("b"), tenant("c"))
+        a, b, c = settings.tenants
+        made = await make(settings, {"a": 4, "b": 2})
+        scheduler.served = {"a": 4, "b": 2}
+        leave(made._run_dir.path, a, 4, {str(file): stamp})
+        leave(made._run_dir.path, b, 2, {str(file): (2, 2)})
+        leave(made._run_dir.path, c, 3, {str(file): stamp})
+        made._change(settings, is_new=True)
+        await reconcile(made)
+        assert made._captures.jobs == [("b", 3)]
+        assert scheduler.tries in (["b", "c"], ["c", "b"])
+        assert scheduler.served == {"a": 4, "b": 3, "c": 3}
+
+    asyncio.run(main())
+
+
+def test_settings_that_change_while_a_version_is_attached(make, scheduler):
+    async def main():
+        made = await make(app(tenant("a")))
+        made._change(app(tenant("a")), is_new=True)
+        await reconcile(made)
+        whole = scheduler._attach
+
+        def attach(*given):
+            scheduler.attach = Remote(whole)
+            made._change(app(tenant("a")))  # back, while the second version comes
+            return whole(*given)
+
+        scheduler.attach = Remote(attach)
+        made._change(app(tenant("a", kwargs={"n": 2})))
+        await reconcile(made)
+        assert scheduler.served == {"a": 1}
+
+    asyncio.run(main())
+
+
+def test_keys_that_need_a_restart():
+    old = app(tenant("a"))
+    health = {"misses": 9}
+    live = app(tenant("a"), scheduler={"policy": "time_only", "health": health})
+    assert list_restart_keys(old, live) == []
+    new = app(
+        tenant("a"), device={"threads": 2}, scheduler={"metrics_port": 1}, pool={"body_mib": 1}
+    )
+    assert list_restart_keys(old, new) == ["device.threads", "scheduler.metrics_port"]
+
+
+def test_keys_that_only_attaching_knows():
+    class More(TenantSettings):
+        exactly: bool = False
+
+    old = More.model_validate(tenant("a"))
+    assert not needs_attach(old, old.model_copy(update={"share": 2.0, "nan": "reject"}))
+    assert needs_attach(old, old.model_copy(update={"exactly": True}))
+
+
+class Silent:
+    """Answers a ping only while it is `well`."""
+
+    def __init__(self):
+        self.well = True
+        self.ping = self
+
+    async def remote(self, timeout_s):
+        if not self.well:
+            await asyncio.sleep(60)
+
+
+def test_a_scheduler_is_given_up_after_so_many_missed_answers_in_a_row():
+    async def main():
+        health = app(tenant("a"), scheduler={
+            "health": {"ping_timeout_ms": 10, "misses": 2, "start_timeout_ms": 1000}
+        }).scheduler.health  # fmt: skip
+        watch, scheduler = control.Watch(), Silent()
+        scheduler.well = False
+        for _ in range(5):
+            assert await watch.ping(scheduler, health) == ""  # it may still be starting
+        scheduler.well = True
+        assert await watch.ping(scheduler, health) == ""
+        scheduler.well = False
+        assert await watch.ping(scheduler, health) == ""
+        assert await watch.ping(scheduler, health) == "no answer 2 times in 10 ms each"
+        await asyncio.sleep(1)
+        assert await watch.ping(scheduler, health) == "no first answer in 1000 ms"
+
+    asyncio.run(main())

@@ -1,0 +1,168 @@
+"""Captured programs on disk, and the capture server that makes them.
+
+A version is a folder `<tenant>-<version>` in the run folder; what it was made from stands in its
+`meta.json`. So whoever finds the run folder knows what is captured already: a control replica after
+a crash, or settings that go back to what they were. The version number names the content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, final
+
+from pydantic import ValidationError
+
+from coissue.deployments.capture.inputs import are_unchanged
+from coissue.deployments.settings import Limits, ModelSettings, TenantSettings
+
+#: A little more than the capture server gives a job.
+CAPTURE_SECONDS_MAX: Final = 630
+#: Versions of a tenant that stay on disk.
+VERSIONS_KEPT: Final = 3
+
+
+class TenantFailed(Exception):
+    """A tenant cannot be served; the message is for its team."""
+
+
+@final
+class Artifacts:
+    """The captured versions in one folder. Reads small files only: quick enough for a loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, name: str, version: int) -> Path:
+        return self._folder / f"{name}-{version}"
+
+    def versions(self, name: str) -> list[int]:
+        """All that were begun, newest first."""
+        form = re.compile(re.escape(name) + r"-([1-9]\d*)(\.json)?")
+        found = filter(None, (form.fullmatch(entry.name) for entry in self._folder.iterdir()))
+        return sorted({int(match[1]) for match in found}, reverse=True)
+
+    def serves(self, tenant: TenantSettings, version: int, *, is_current: bool) -> bool:
+        """True if the version is what the settings want. Its limits may be larger.
+
+        `is_current`: and the files that it came from did not change."""
+        try:
+            meta = json.loads((self.path(tenant.name, version) / "meta.json").read_text())
+            model, limits = ModelSettings(**meta["source"]), Limits(**meta["limits"])
+        except (OSError, ValueError, LookupError, TypeError, ValidationError):
+            return False
+        return (
+            model == tenant.model
+            and limits.rows >= tenant.limits.rows
+            and limits.tokens >= tenant.limits.tokens
+            and (not is_current or ("inputs" in meta and are_unchanged(meta["inputs"])))
+        )
+
+    def find(self, tenant: TenantSettings) -> int:
+        """The newest version that may be attached as it is; 0: there is none."""
+        found = (v for v in self.versions(tenant.name) if self.serves(tenant, v, is_current=True))
+        return next(found, 0)
+
+    def copy(self, name: str, version: int) -> int:
+        """The same content as a version of its own, for settings that only attaching knows."""
+        new = self.next(name)
+        shutil.copytree(
+            self.path(name, version), self.path(name, new), copy_function=os.link
+        )  # fmt: skip
+        return new
+
+    def next(self, name: str) -> int:
+        return max(self.versions(name), default=0) + 1
+
+    def prune(self, name: str, keep: set[int]) -> None:
+        """Remove the oldest of a tenant's versions but those to `keep`, which are in use."""
+        for version in self.versions(name)[VERSIONS_KEPT if keep else 0 :]:
+            if version not in keep:
+                path = self.path(name, version)
+                shutil.rmtree(path, ignore_errors=True)
+                for suffix in (".json", ".answer"):
+                    path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+class Captures:
+    """The capture server and the jobs it works on, a few at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._turns = asyncio.Semaphore(max(1, os.cpu_count() or 1))
+        self._starting = asyncio.Lock()
+        self._server: asyncio.subprocess.Process | None = None
+        #: Artifact folder -> its answer.
+        self._open: dict[str, asyncio.Future[dict[str, Any]]] = {}
+
+    async def capture(self, tenant: TenantSettings, version: int) -> str:
+        """The artifact's folder. Raises `TenantFailed` with the sentence that says why not."""
+        out = self._folder / f"{tenant.name}-{version}"
+        job = out.with_name(out.name + ".json")
+        fields = {"name", "model", "limits"}
+        try:
+            job.write_text(tenant.model_dump_json(include=fields))
+        except ValueError as error:  # half of a surrogate pair
+            raise TenantFailed(f"model.kwargs: cannot be written as JSON: {error}") from None
+        except OSError as error:
+            raise TenantFailed(f"capture failed: {error}") from None
+        async with self._turns:
+            ask = self._ask({"job": str(job), "folder": str(out)})
+            try:
+                answer = await asyncio.wait_for(ask, CAPTURE_SECONDS_MAX)
+            except TimeoutError:  # even its supervisor is gone
+                raise TenantFailed(f"capture gave no answer in {CAPTURE_SECONDS_MAX} s") from None
+            except OSError as error:
+                raise TenantFailed(f"capture failed: {error}") from None
+        if "error" in answer:
+            raise TenantFailed(answer["error"])
+        return str(out)
+
+    async def _ask(self, job: dict[str, str]) -> dict[str, Any]:
+        async with self._starting:
+            if self._server is None or self._server.returncode is not None:
+                await self._start()
+        future = self._open[job["folder"]] = asyncio.get_running_loop().create_future()
+        try:
+            self._server.stdin.write(json.dumps(job).encode() + b"\n")
+            await self._server.stdin.drain()
+        except ConnectionError:
+            return {"error": "the capture server ended"}
+        return await future
+
+    async def _start(self) -> None:
+        path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
+        self._server = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "coissue.deployments.capture", "--serve",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )  # fmt: skip
+        self._reader = asyncio.ensure_future(self._read(self._server))
+
+    async def _read(self, server: asyncio.subprocess.Process) -> None:
+        async for line in server.stdout:
+            answer = json.loads(line)
+            future = self._open.pop(answer["folder"], None)
+            if future and not future.done():
+                future.set_result(answer)
+        code = await server.wait()
+        if server is self._server:  # not one that `stop` ended while the next began
+            for future in filter(lambda f: not f.done(), self._open.values()):
+                future.set_result({"error": f"the capture server ended: {code}"})
+            self._open.clear()
+
+    def stop(self) -> None:
+        """End the server and all its jobs, which are in its process group: it holds torch, a
+        quarter of a gigabyte. The next job starts another."""
+        server, self._server = self._server, None
+        if server is not None and server.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)

@@ -1,0 +1,38 @@
+"""What a change of the settings asks for: nothing, an adjustment, another version, a restart.
+
+model, larger rows or tokens -> captured as a new version beside the old one
+exact and whatever else only attaching knows -> the same program attached as a new version
+slo, share, limits, nan, handler, an SLO class, the policy -> adjusted in place
+the device, and what the scheduler binds or builds at its start -> the scheduler restarts
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from coissue.deployments.settings import AppSettings, TenantSettings
+
+#: Of a tenant: adjusted in place, or (model) decided by what is captured.
+_ADJUSTED: Final = {"model", "slo", "share", "limits", "nan", "handler", "isolation"}
+#: Of the scheduler.
+_LIVE: Final = {"policy", "health"}
+
+
+def list_restart_keys(old: AppSettings, new: AppSettings) -> list[str]:
+    """The keys that changed and cannot change in a running scheduler."""
+    return [
+        f"{part}.{key}"
+        for part in ("device", "scheduler")
+        for key, value in getattr(new, part)
+        if key not in _LIVE and value != getattr(getattr(old, part), key)
+    ]
+
+
+def needs_attach(old: TenantSettings, new: TenantSettings) -> bool:
+    """A key changed that is built into the attached program, though not into the captured one."""
+    return any(getattr(old, key) != value for key, value in new if key not in _ADJUSTED)
+
+
+def needs_capture(old: TenantSettings, new: TenantSettings) -> bool:
+    """What `old` is captured as is not what `new` is captured as."""
+    return old.model != new.model or old.limits != new.limits

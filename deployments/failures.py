@@ -1,0 +1,68 @@
+"""How `serve status` tells that a tenant failed: one application has one status, and one tenant
+must not turn it red for all. So each failed one shows as an application of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, final
+
+import ray
+from ray import serve
+
+from coissue.deployments.discovery import BLIND, FAILED_PREFIX
+
+logger = logging.getLogger("coissue.control")
+
+
+@serve.deployment(num_replicas=1, max_constructor_retry_count=1, ray_actor_options=BLIND)
+class FailedTenant:
+    """Never comes up: its constructor carries the reason into `serve status`."""
+
+    def __init__(self, reason: str) -> None:
+        raise RuntimeError(reason)
+
+
+@final
+class Failures:
+    """Shows and hides in the background, one after the other; a Serve that refuses is logged."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="failures")
+        #: Tenants that are shown; the thread's.
+        self._shown: set[str] = set()
+        self._later(self._look)  # what an earlier control showed
+
+    def show(self, name: str, reason: str) -> None:
+        self._later(self._show, name, reason)
+
+    def hide(self, name: str) -> None:
+        self._later(self._hide, name)
+
+    def _later(self, function: Callable[..., None], *args: Any) -> None:
+        self._thread.submit(self._try, function, *args)
+
+    @staticmethod
+    def _try(function: Callable[..., None], *args: Any) -> None:
+        try:
+            function(*args)
+        except Exception as error:  # it only shows: nothing may end for it
+            logger.warning("serve status cannot show failures: %s", error)
+
+    def _look(self) -> None:
+        names = serve.status().applications
+        self._shown |= {n.removeprefix(FAILED_PREFIX) for n in names if n.startswith(FAILED_PREFIX)}
+
+    def _show(self, name: str, reason: str) -> None:
+        self._shown.add(name)
+        failed = FailedTenant.options(name=name).bind(reason)
+        app = serve.RunTarget(failed, name=FAILED_PREFIX + name, route_prefix=None)
+        serve.run_many(
+            [app], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+        )
+
+    def _hide(self, name: str) -> None:
+        if name in self._shown and ray.is_initialized():
+            serve.delete(FAILED_PREFIX + name, _blocking=False)
+            self._shown.discard(name)

@@ -1,0 +1,193 @@
+"""`serve deploy` of changed settings, and processes that die or hang, under steady traffic."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import time
+
+import pytest
+from serving import Up, list_processes, make_settings, poll
+from traffic import RAW, Traffic, expect
+
+LABELS = {"use": "classes", "kwargs": {"labels": ["a", "b", "c"], "input": "input"}}
+FIRST = {
+    "same": ("mlp", {"seed": 10}),
+    "model": ("mlp", {"seed": 11}),
+    "slo": ("mlp", {"seed": 12}),
+    "gone": ("mlp", {"seed": 13}),
+    "labelled": ("headed", {"seed": 1}),
+    "own": ("mlp", {"seed": 14}),
+}
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory, cache):
+    settings = make_settings(cache, FIRST)
+    tenant_of(settings, "labelled")["handler"] = LABELS
+    health = {"ping_timeout_ms": 3000, "misses": 2, "orphan_timeout_ms": 60_000}
+    settings["scheduler"]["health"] = health
+    with Up(tmp_path_factory.mktemp("live"), settings) as up:
+        states = up.wait_settled()
+        assert set(states.values()) == {"ready"}, up.status()
+        yield up
+
+
+@pytest.fixture
+def say(capsys):
+    def say(text):
+        with capsys.disabled():
+            print(f"\n{text}")
+
+    return say
+
+
+def tenant_of(settings, name):
+    return next(tenant for tenant in settings["tenants"] if tenant["name"] == name)
+
+
+def changed(up):
+    return copy.deepcopy(up.settings)
+
+
+def plain(name, seed):
+    model = {"factory": "tiny_models:mlp", "kwargs": {"seed": seed}}
+    return {"name": name, "model": model, "slo": "fast", "limits": {"tokens": 64}}
+
+
+def raw(**kwargs):
+    return expect(kwargs)[0], RAW
+
+
+def test_everything_changes_at_once_and_no_request_fails(live, say):
+    """Added, removed, another model, another SLO class, another handler with another model."""
+    body, old = expect({"seed": 11})
+    _, new = expect({"seed": 31})
+    sums = json.dumps({"sizes": [1, 2]})
+    row = json.dumps({"inputs": [[0.25] * 32]})
+    pids = [live.scheduler()["pid"], live.replica("Pool").pid, live.replica("Control").pid]
+
+    settings = changed(live)
+    settings["slo_classes"]["fast"] = {"deadline_ms": 21_000}
+    tenant_of(settings, "model")["model"]["kwargs"]["seed"] = 31
+    tenant_of(settings, "slo").update(
+        slo="batch", share=2.0, nan="reject", limits={"tokens": 32, "rows": 8, "in_flight": 9}
+    )
+    labelled = tenant_of(settings, "labelled")
+    labelled["model"]["kwargs"]["classes"] = 5
+    labelled["handler"] = copy.deepcopy(LABELS)
+    labelled["handler"]["kwargs"]["labels"] = list("vwxyz")
+    tenant_of(settings, "own")["handler"]["kwargs"]["factor"] = 3.0
+    settings["tenants"] = [t for t in settings["tenants"] if t["name"] != "gone"]
+    settings["tenants"].append(plain("added", 20))
+
+    bodies = {
+        "same": raw(seed=10), "model": (body, RAW), "slo": raw(seed=12), "gone": raw(seed=13),
+        "labelled": (row, {}), "added": raw(seed=20), "own": (sums, {}),
+    }  # fmt: skip
+    with Traffic(live, bodies) as traffic:
+        traffic.wait_more()
+        deployed = live.deploy(settings)
+        poll("SLO is the new one", lambda: live.tenant("slo").get("slo_class") == "batch")
+        adjusted = time.monotonic() - deployed
+        swapped = poll("new model", lambda: traffic.first("model", lambda s: s.has(new)))
+        poll("new labels", lambda: b'"z"' in traffic.seen["labelled"][-1].body)
+        poll("added is served", lambda: traffic.seen["added"][-1].status == 200)
+        poll("removed is unknown", lambda: traffic.seen["gone"][-1].status == 404)
+        poll("new handler", lambda: traffic.seen["own"][-1].body != traffic.seen["own"][0].body)
+        traffic.wait_more()
+    say(f"deployed: SLO {adjusted:.1f} s, new version {swapped - deployed:.1f} s after")
+
+    assert not traffic.failures("same", "model", "slo", "labelled", "own")
+    statuses = [seen.status for seen in traffic.seen["gone"]]
+    assert statuses == sorted(statuses)
+    assert set(statuses) == {200, 404}
+    assert {seen.status for seen in traffic.seen["added"]} == {404, 503, 200}
+    versions = [seen.has(new) for seen in traffic.seen["model"]]
+    assert versions == sorted(versions)
+    assert all(seen.has(old) or seen.has(new) for seen in traffic.seen["model"])
+    assert pids == [live.scheduler()["pid"], live.replica("Pool").pid, live.replica("Control").pid]
+    slo = live.tenant("slo")
+    assert (slo["deadline_ms"], slo["priority"], slo["in_flight_limit"]) == (60_000, 2, 9)
+    assert (slo["rows_limit"], slo["version"]) == (8, 1)
+    assert live.tenant("same")["deadline_ms"] == 21_000
+    assert live.tenant("model")["version"] == 2
+    assert live.tenant("gone") == {}
+
+
+def test_a_broken_model_leaves_the_old_version_and_going_back_is_quick(live, say):
+    body, good = expect({"seed": 31})
+    with Traffic(live, {"same": raw(seed=10), "model": (body, RAW)}) as traffic:
+        settings = changed(live)
+        tenant_of(settings, "model")["model"] = {"factory": "tiny_models:unexportable"}
+        live.deploy(settings)
+        poll("status says why", lambda: "failed" in live.tenant("model").get("reason", ""))
+        told = live.tenant("model")
+        assert (told["state"], told["version"]) == ("ready", 2)
+        assert "version 3 failed, version 2 serves" in told["reason"]
+        poll("serve status says why", lambda: "version 3 failed" in live.ray("status"))
+
+        settings = changed(live)
+        tenant_of(settings, "model")["model"] = plain("", 11)["model"]
+        _, first = expect({"seed": 11})
+        deployed = live.deploy(settings)
+        back = poll("first version", lambda: traffic.first("model", lambda s: s.has(first)))
+        say(f"back to a version that was captured before: {back - deployed:.1f} s")
+        poll("nothing failed", lambda: "tenant-model" not in live.ray("status"))
+        traffic.wait_more()
+    assert not traffic.failures()
+    assert all(seen.has(good) or seen.has(first) for seen in traffic.seen["model"])
+    told = live.tenant("model")
+    assert (told["state"], told["version"], told["reason"]) == ("ready", 1, "")
+
+
+def test_control_killed_changes_nothing_for_tenants(live, say):
+    control, scheduler = live.replica("Control"), live.scheduler()["pid"]
+    folder = live.run_dir()
+    before = {entry.name: entry.stat().st_mtime_ns for entry in folder.glob("*/meta.json")}
+    with Traffic(live, {"same": raw(seed=10), "slo": raw(seed=12)}) as traffic:
+        traffic.wait_more()
+        killed = time.monotonic()
+        os.kill(control.pid, signal.SIGKILL)
+        poll("another", lambda: control.pid not in [p.pid for p in live.processes()])
+        assert live.replica("Control").pid != control.pid
+        assert live.run_dir() == folder
+        say(f"control killed: the next one is there {time.monotonic() - killed:.1f} s after")
+        # It goes on working: settings still change.
+        settings = changed(live)
+        tenant_of(settings, "slo")["slo"] = "fast"
+        live.deploy(settings)
+        poll("SLO is the new one", lambda: live.tenant("slo").get("slo_class") == "fast")
+        traffic.wait_more()
+    assert not traffic.failures()
+    assert live.scheduler()["pid"] == scheduler
+    assert before == {e.name: e.stat().st_mtime_ns for e in folder.glob("*/meta.json")}
+    assert not [p for p in live.processes() if "capture --serve" in p.title]
+
+
+def test_a_scheduler_that_hangs_is_replaced(live, say):
+    hung = list_processes()[live.scheduler()["pid"]]
+    os.kill(hung.pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    poll("it is gone", lambda: hung.pid not in list_processes())
+    gone = time.monotonic() - stopped
+    poll("another", lambda: live.scheduler().get("pid", hung.pid) != hung.pid)
+    assert set(live.wait_settled().values()) == {"ready"}
+    say(f"scheduler stopped: killed {gone:.1f} s, all tenants {time.monotonic() - stopped:.1f} s")
+    assert live.tenant("model")["version"] == 1
+    assert live.ask("POST", "/tenants/same", *raw(seed=10)).status == 200
+
+
+def test_what_cannot_change_live_restarts_the_scheduler_and_says_so(live, say):
+    scheduler, pool = live.scheduler()["pid"], live.replica("Pool").pid
+    settings = changed(live)
+    settings["device"]["memory_mib"] = 201
+    deployed = live.deploy(settings)
+    poll("another", lambda: live.scheduler().get("pid", scheduler) != scheduler)
+    assert set(live.wait_settled().values()) == {"ready"}
+    say(f"device.memory_mib: all tenants {time.monotonic() - deployed:.1f} s after")
+    assert live.scheduler()["note"].startswith("device.memory_mib changed")
+    assert live.replica("Pool").pid == pool
+    assert live.ask("POST", "/tenants/same", *raw(seed=10)).status == 200
