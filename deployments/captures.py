@@ -70,14 +70,6 @@ class Artifacts:
         found = (v for v in self.versions(tenant.name) if self.serves(tenant, v, is_current=True))
         return next(found, 0)
 
-    def copy(self, name: str, version: int) -> int:
-        """The same content as a version of its own, for settings that only attaching knows."""
-        new = self.next(name)
-        shutil.copytree(
-            self.path(name, version), self.path(name, new), copy_function=os.link
-        )  # fmt: skip
-        return new
-
     def next(self, name: str) -> int:
         return max(self.versions(name), default=0) + 1
 

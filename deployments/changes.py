@@ -28,11 +28,6 @@ def list_restart_keys(old: AppSettings, new: AppSettings) -> list[str]:
     ]
 
 
-def needs_attach(old: TenantSettings, new: TenantSettings) -> bool:
+def is_lowered_anew(old: TenantSettings, new: TenantSettings) -> bool:
     """A key changed that is built into the attached program, though not into the captured one."""
     return any(getattr(old, key) != value for key, value in new if key not in _ADJUSTED)
-
-
-def needs_capture(old: TenantSettings, new: TenantSettings) -> bool:
-    """What `old` is captured as is not what `new` is captured as."""
-    return old.model != new.model or old.limits != new.limits

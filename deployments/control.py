@@ -13,7 +13,8 @@ import contextlib
 import logging
 import time
 import uuid
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from ray import serve
 
 from coissue.deployments.actor import find_scheduler, start_scheduler
 from coissue.deployments.captures import Artifacts, Captures, TenantFailed
-from coissue.deployments.changes import list_restart_keys, needs_attach, needs_capture
+from coissue.deployments.changes import is_lowered_anew, list_restart_keys
 from coissue.deployments.discovery import BLIND, CONTROL, HEALTH_SECONDS
 from coissue.deployments.failures import Failures
 from coissue.deployments.run_dir import RunDir, sweep_run_dirs
@@ -46,6 +47,8 @@ class Wanted:
     settings: TenantSettings
     #: The version that is, or was last, attached: what a new scheduler gets first. 0: none yet.
     serving: int = 0
+    #: What that version was attached with; None: nothing yet.
+    served: TenantSettings | None = None
     #: A captured version that is to take over; 0: none.
     fresh: int = 0
     #: loading, ready or failed.
@@ -55,8 +58,15 @@ class Wanted:
     told: str = ""
     #: The capture of a version.
     job: asyncio.Task[None] | None = None
-    #: Attaches begun since the last that ended.
-    tries: int = 0
+    #: By version: attaches begun that did not end.
+    tries: Counter[int] = field(default_factory=Counter)
+
+    def settings_for(self, version: int) -> TenantSettings:
+        """Those of now; but a version that a later model is to replace keeps what it came with."""
+        old, now = self.served, self.settings
+        if version != self.serving or old is None or old.model == now.model:
+            return now
+        return now.model_copy(update={"model": old.model, "handler": old.handler})
 
     def drop_job(self) -> None:
         if self.job is not None:
@@ -105,7 +115,7 @@ class Control:
         self._settings = self._run_dir.read_settings() if folder else settings
         for tenant in self._settings.tenants:
             version = attached.get(tenant.name, 0)
-            self._wanted[tenant.name] = Wanted(tenant, serving=version)
+            self._wanted[tenant.name] = Wanted(tenant, serving=version, served=tenant)
         logger.info("control up adopted=%d", len(attached))
         self._change(settings, is_new=True)
         self._loops += [
@@ -119,14 +129,21 @@ class Control:
         if self._scheduler is None:
             return None, {}
         try:
-            adopt = self._scheduler.adopt.remote(self._owner)
-            folder = Path(await asyncio.wait_for(adopt, ADOPT_SECONDS))
-            _, attached = await asyncio.wait_for(self._scheduler.attached.remote(), ADOPT_SECONDS)
+            async with asyncio.timeout(ADOPT_SECONDS):
+                folder = await self._ask_folder()
+                _, attached = await self._scheduler.attached.remote()
         except (ray.exceptions.RayError, TimeoutError) as error:
             logger.warning("scheduler cannot be adopted: %s", one_line(error))
             await self._end_scheduler(orderly=False)
             return None, {}
-        return folder, attached
+        return Path(folder), attached
+
+    async def _ask_folder(self) -> str:
+        while True:
+            try:
+                return await self._scheduler.adopt.remote(self._owner)
+            except ray.exceptions.ActorUnavailableError:  # Ray is starting it again
+                await asyncio.sleep(RECONCILE_SECONDS)
 
     def check_health(self) -> None:
         for loop in self._loops:
@@ -154,18 +171,18 @@ class Control:
     def _plan(self, wanted: Wanted, old: TenantSettings, *, is_current: bool) -> None:
         """How the tenant gets from its `old` settings to what it is to be."""
         tenant, version = wanted.settings, wanted.serving
-        if wanted.job is not None and not needs_capture(old, tenant):
+        is_other = is_lowered_anew(old, tenant)
+        is_same = (old.model, old.limits) == (tenant.model, tenant.limits)
+        if wanted.job is not None and is_same and not is_other:
             return
         wanted.drop_job()
-        wanted.fresh = wanted.tries = 0
+        wanted.fresh, wanted.tries = 0, Counter()
         wanted.state, wanted.reason = "ready" if version else "loading", ""
-        attach = needs_attach(old, tenant)
-        if version and self._artifacts.serves(tenant, version, is_current=is_current):
-            if attach:
-                wanted.fresh = self._artifacts.copy(tenant.name, version)
+        artifacts = self._artifacts
+        if version and not is_other and artifacts.serves(tenant, version, is_current=is_current):
             self._failures.hide(tenant.name)
-        elif found := self._artifacts.find(tenant):
-            wanted.fresh = self._artifacts.copy(tenant.name, found) if attach else found
+        elif not is_other and (found := artifacts.find(tenant)):
+            wanted.fresh = found
         else:
             wanted.job = asyncio.ensure_future(self._capture(wanted, tenant))
 
@@ -253,12 +270,12 @@ class Control:
 
     async def _attach(self, wanted: Wanted, version: int) -> None:
         """Raises `RayError` when the scheduler dies meanwhile."""
-        tenant = wanted.settings
+        tenant = wanted.settings_for(version)
         error = ""
-        if wanted.tries >= ATTACH_TRIES:
-            error = f"the scheduler died {wanted.tries} times attaching it"
+        if wanted.tries[version] >= ATTACH_TRIES:
+            error = f"the scheduler died {ATTACH_TRIES} times attaching it"
         else:
-            wanted.tries += 1
+            wanted.tries[version] += 1
             folder = self._artifacts.path(tenant.name, version)
             try:
                 error = await self._scheduler.attach.remote(
@@ -266,7 +283,7 @@ class Control:
                 )
             except ray.exceptions.RayTaskError as bug:
                 error = f"attach failed: {type(bug.cause).__name__}: {bug.cause}"
-        wanted.tries = 0
+        del wanted.tries[version]
         if wanted.fresh == version:
             wanted.fresh = 0
         if self._wanted.get(tenant.name) is not wanted:
@@ -275,7 +292,7 @@ class Control:
             wanted.serving = 0 if wanted.serving == version else wanted.serving
             await self._fail(wanted, version, error)
             return
-        wanted.serving, wanted.told = version, ""
+        wanted.serving, wanted.served, wanted.told = version, tenant, ""
         self._artifacts.prune(tenant.name, {version, wanted.fresh})
         if wanted.fresh or wanted.job:
             return
@@ -289,7 +306,7 @@ class Control:
 
     async def _restart(self) -> None:
         keys, self._restart_keys = ", ".join(dict.fromkeys(self._restart_keys)), []
-        self._note = f"{keys} changed, which needs a restart: the scheduler was restarted"
+        self._note = f"{keys} changed, which needs a restart: the scheduler restarted for it"
         logger.warning("%s", self._note)
         await self._end_scheduler(orderly=True)
 

@@ -17,6 +17,7 @@ from coissue.deployments.channel.frames import TenantInfo
 from coissue.deployments.discovery import BLIND, HEALTH_SECONDS, POOL, find_endpoint, settle_garbage
 from coissue.deployments.handlers import Handler, LoadedHandlers
 from coissue.deployments.http.app import HttpApp, HttpSettings
+from coissue.deployments.http.errors import HttpError
 from coissue.deployments.settings import AppSettings, HandlerSettings
 from coissue.deployments.tenant import RemoteHandler
 
@@ -55,20 +56,23 @@ class PoolHandlers:
     def __init__(self, app_name: str) -> None:
         self._app_name = app_name
         self._loaded = LoadedHandlers()
+        self._names: frozenset[str] = frozenset()
         self._dedicated: frozenset[str] = frozenset()
         #: By deployment; each has a router of its own.
         self._handles: dict[str, DeploymentHandle] = {}
 
     def expect(self, settings: AppSettings) -> None:
         """Load what is to come while the versions before it are still served."""
-        dedicated = [tenant.name for tenant in settings.tenants if tenant.isolation == "dedicated"]
-        self._dedicated = frozenset(dedicated)
+        self._names = frozenset(tenant.name for tenant in settings.tenants)
+        self._dedicated = frozenset(t.name for t in settings.tenants if t.isolation == "dedicated")
         self._handles = {n: h for n, h in self._handles.items() if n in self._dedicated}
         self._loaded.expect(t for t in settings.tenants if t.isolation == "shared")
 
     def find(self, info: TenantInfo) -> Handler | None:
         if not info.handler:
             return None
+        if info.name not in self._names:  # its deployment ends, a moment before it is detached
+            raise HttpError("unknown_tenant", f"no tenant {info.name!r}")
         if info.name in self._dedicated or is_own_code(info.handler):
             if info.name not in self._handles:
                 self._handles[info.name] = DeploymentHandle(info.name, self._app_name)

@@ -13,6 +13,7 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.deployment import Application
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from coissue.deployments.channel.client import SchedulerClient
@@ -72,7 +73,7 @@ class RemoteHandler:
     async def _call(self, response: Awaitable[Settled]) -> Any:
         try:
             value, error = await response
-        except RayError as lost:
+        except (RayError, RayServeException) as lost:
             raise HttpError(
                 "restarting", f"the deployment of tenant {self._name!r} is restarting"
             ) from lost

@@ -20,6 +20,7 @@ from coissue.deployments.capture.artifact import (
     compute_digest,
     find_difference,
 )  # fmt: skip
+from coissue.deployments.capture.inputs import are_unchanged
 from coissue.deployments.capture.pipeline import capture
 from coissue.deployments.capture.sources import load_source
 from coissue.deployments.settings import Limits, ModelSettings
@@ -325,3 +326,44 @@ def test_server_survives_what_a_tenant_leaves_behind(tmp_path):
     assert by_name["talkative"]["error"].startswith("model.factory")
     assert by_name["parent_of_a_sleeper"]["status"] == 0
     assert "ended" in by_name["suicidal"]["error"]
+
+
+def test_artifact_names_the_files_that_it_came_from(tmp_path):
+    helper = tmp_path / "team_layers.py"
+    helper.write_text("from torch import nn\n\n\ndef layer():\n    return nn.Linear(4, 2)\n")
+    (tmp_path / "team_model.py").write_text(
+        "import torch\nfrom safetensors.torch import load_file\nfrom team_layers import layer\n\n\n"
+        "def make(folder):\n"
+        "    module = layer()\n"
+        "    module.load_state_dict(torch.load(f'{folder}/../opened.pt'))\n"
+        "    module.load_state_dict(load_file(f'{folder}/named.safetensors'))\n"
+        "    return module, {'x': torch.randn(2, 4)}\n"
+    )
+    (tmp_path / "folder").mkdir()
+    opened, named = tmp_path / "opened.pt", tmp_path / "folder" / "named.safetensors"
+    state = nn.Linear(4, 2).state_dict()
+    torch.save(state, opened)
+    save_file(state, named)
+    model = ModelSettings(factory="team_model:make", kwargs={"folder": str(named.parent)})
+    job = tmp_path / "job.json"
+    job.write_text(CaptureJob(model=model, limits=LIMITS).model_dump_json())
+    done = subprocess.run(
+        [sys.executable, "-m", "coissue.deployments.capture", str(job), str(tmp_path / "out")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    inputs = json.loads((tmp_path / "out" / "meta.json").read_text())["inputs"]
+    mine = {path.removeprefix(f"{tmp_path}/") for path in inputs if path.startswith(str(tmp_path))}
+    files = {"team_model.py", "team_layers.py", "opened.pt", "folder/named.safetensors"}
+    assert mine == files
+    assert len([path for path in inputs if "/torch/" in path]) == 1  # a package counts as one
+    assert not [path for path in inputs if path.endswith(".pyc")]
+    for path in (helper, opened, named):
+        assert are_unchanged(inputs)
+        before = path.stat()
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+        assert not are_unchanged(inputs)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    helper.unlink()
+    assert not are_unchanged(inputs)

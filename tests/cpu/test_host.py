@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import tempfile
+import threading
 
 import numpy as np
 import pytest
@@ -256,6 +258,95 @@ def test_new_version_takes_over_and_detach_frees_the_weights(host, artifacts):
         host.detach(name)
     assert host.device.bytes_held == 0
     assert host.directory() == []
+
+
+def test_requests_while_versions_swap_and_settings_change_are_all_answered_by_one_of_them(
+    host, artifacts
+):
+    """Two versions with different kernels, tens of swaps: no answer is late, mixed or missing."""
+    tenant = next(tenant for tenant in host.settings.tenants if tenant.name == "head-a")
+    row = np.full((1, 32), 0.5, np.float32)
+    with torch.inference_mode():
+        a, c = (eager(name)[0](torch.from_numpy(row)).numpy() for name in ("head-a", "head-c"))
+    sizes, over = set(), threading.Event()
+
+    def swap():
+        for version in range(2, 32):
+            source = ("head-a", "head-c")[version % 2]
+            assert host.attach(tenant.model_dump(), version, str(artifacts / source)) == ""
+            settings = host.settings.model_dump(mode="json")
+            settings["slo_classes"]["fast"]["deadline_ms"] = 5000 + version
+            host.configure(settings)
+        over.set()
+
+    async def ask(client):
+        while not over.is_set():
+            answer = (await client.infer("head-a", {"input": row})).outputs["output"]
+            want = a if answer.shape == a.shape else c
+            np.testing.assert_allclose(answer, want, rtol=1e-4, atol=1e-5)
+            sizes.add(answer.shape)
+
+    async def work():
+        client = await connect(host)
+        thread = threading.Thread(target=swap)
+        thread.start()
+        await asyncio.gather(*(ask(client) for _ in range(8)))
+        thread.join()
+        assert client.directory["head-a"].version == 31
+        assert client.directory["head-b"].deadline_ns == 5031 * 10**6
+        await client.close()
+
+    run(work())
+    assert len(sizes) == 2
+
+
+def test_configure_detaches_adjusts_and_announces(host):
+    settings = host.settings.model_dump(mode="json")
+    settings["slo_classes"]["slow"] = {"deadline_ms": 9000, "priority": 3}
+    by_name = {tenant["name"]: tenant for tenant in settings["tenants"]}
+    by_name["head-a"].update(slo="slow", share=3.0, nan="reject")
+    by_name["head-a"]["limits"].update(rows=2, in_flight=7)
+    by_name["head-b"].update(model={"factory": "x:y"}, handler={"use": "classes"})
+    settings["tenants"] = [by_name[name] for name in ("head-a", "head-b", "wide")]
+    settings["tenants"].append({**by_name["wide"], "name": "new"})
+    served = dict(host._programs)
+
+    async def ask():
+        client = await connect(host)
+        inputs = {"input": np.zeros((1, 8), np.float32)}
+        open_request = asyncio.ensure_future(client.infer("mlp-a", inputs))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(host.configure, settings, "a note")
+        await open_request
+        with pytest.raises(InferError) as gone:
+            await client.infer("mlp-a", inputs)
+        assert gone.value.reason == "unknown_tenant"
+        await client.close()
+        return client.directory
+
+    known = run(ask())
+    assert set(known) == {"head-a", "head-b", "wide", "new"}
+    a, b = known["head-a"], known["head-b"]
+    assert (a.slo_class, a.deadline_ns, a.priority) == ("slow", 9000 * 10**6, 3)
+    assert (a.version, a.state, a.rows_limit, a.in_flight_limit, a.nan) == (
+        1,
+        "ready",
+        2,
+        7,
+        "reject",
+    )
+    assert (b.state, b.handler) == ("ready", "")  # that of the model that is served
+    assert known["new"].state == "loading"
+    spec = host._programs["head-a"].spec
+    assert (spec.share, spec.in_flight_limit, spec.priority) == (3.0, 7, 3)
+    assert host._programs["head-a"].kernels is served["head-a"].kernels
+    assert host._programs["wide"] is served["wide"]
+    assert json.loads(host.ask("status"))["note"] == "a note"
+    host.announce(by_name["head-b"], "failed", "version 2 failed")
+    b = next(info for info in host.directory() if info.name == "head-b")
+    assert (b.state, b.reason) == ("ready", "version 2 failed")
+    host.drain()
+    assert host.ping(1.0) == os.getpid()
 
 
 def test_bf16_model_is_served_in_bits(host, tmp_path):

@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from coissue.deployments.captures import Artifacts, TenantFailed
-from coissue.deployments.changes import list_restart_keys, needs_attach
+from coissue.deployments.changes import is_lowered_anew, list_restart_keys
 from coissue.deployments.run_dir import RunDir
 from coissue.deployments.settings import AppSettings, TenantSettings
 
@@ -58,7 +58,7 @@ class Scheduler:
     def _attach(self, tenant, version, artifact):
         name = tenant["name"]
         self.tries.append(name)
-        if name == "deadly":
+        if name == "deadly" or "deadly" in tenant["model"]["kwargs"]:
             self.epoch += 1
             self.served, self.told = {}, {}
             raise ray.exceptions.RayActorError
@@ -256,6 +256,21 @@ def test_a_failed_version_leaves_the_old_one_also_over_a_crash(make, scheduler):
     asyncio.run(main())
 
 
+def test_a_version_that_kills_the_scheduler_fails_and_the_old_one_serves(make, scheduler):
+    async def main():
+        made = await make(app(tenant("a"), tenant("b")))
+        made._change(app(tenant("a"), tenant("b")), is_new=True)
+        await reconcile(made)
+        made._change(app(tenant("a", kwargs={"deadly": 1}), tenant("b")))
+        state, reason = (await reconcile(made))["a"]
+        assert state == "failed"
+        assert reason.endswith("version 1 serves: the scheduler died 2 times attaching it")
+        assert scheduler.served == {"a": 1, "b": 1}
+        assert scheduler.tries == ["a", "b", "a", "a", "b", "a", "a", "b"]
+
+    asyncio.run(main())
+
+
 def test_control_that_finds_its_tenants_attached_touches_none_whose_files_are_as_they_were(
     make, scheduler, tmp_path
 ):
@@ -315,8 +330,8 @@ def test_keys_that_only_attaching_knows():
         exactly: bool = False
 
     old = More.model_validate(tenant("a"))
-    assert not needs_attach(old, old.model_copy(update={"share": 2.0, "nan": "reject"}))
-    assert needs_attach(old, old.model_copy(update={"exactly": True}))
+    assert not is_lowered_anew(old, old.model_copy(update={"share": 2.0, "nan": "reject"}))
+    assert is_lowered_anew(old, old.model_copy(update={"exactly": True}))
 
 
 class Silent:

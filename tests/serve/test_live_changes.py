@@ -81,11 +81,13 @@ def test_everything_changes_at_once_and_no_request_fails(live, say):
     labelled["handler"]["kwargs"]["labels"] = list("vwxyz")
     tenant_of(settings, "own")["handler"]["kwargs"]["factor"] = 3.0
     settings["tenants"] = [t for t in settings["tenants"] if t["name"] != "gone"]
-    settings["tenants"].append(plain("added", 20))
+    own = {**copy.deepcopy(tenant_of(settings, "own")), "name": "added-own"}
+    settings["tenants"] += [plain("added", 20), own]
 
     bodies = {
         "same": raw(seed=10), "model": (body, RAW), "slo": raw(seed=12), "gone": raw(seed=13),
         "labelled": (row, {}), "added": raw(seed=20), "own": (sums, {}),
+        "added-own": (sums, {}),
     }  # fmt: skip
     with Traffic(live, bodies) as traffic:
         traffic.wait_more()
@@ -95,6 +97,7 @@ def test_everything_changes_at_once_and_no_request_fails(live, say):
         swapped = poll("new model", lambda: traffic.first("model", lambda s: s.has(new)))
         poll("new labels", lambda: b'"z"' in traffic.seen["labelled"][-1].body)
         poll("added is served", lambda: traffic.seen["added"][-1].status == 200)
+        poll("its own code too", lambda: traffic.seen["added-own"][-1].status == 200)
         poll("removed is unknown", lambda: traffic.seen["gone"][-1].status == 404)
         poll("new handler", lambda: traffic.seen["own"][-1].body != traffic.seen["own"][0].body)
         traffic.wait_more()
@@ -104,7 +107,10 @@ def test_everything_changes_at_once_and_no_request_fails(live, say):
     statuses = [seen.status for seen in traffic.seen["gone"]]
     assert statuses == sorted(statuses)
     assert set(statuses) == {200, 404}
-    assert {seen.status for seen in traffic.seen["added"]} == {404, 503, 200}
+    for added in ("added", "added-own"):
+        assert {seen.status for seen in traffic.seen[added]} == {404, 503, 200}
+        statuses = [seen.status for seen in traffic.seen[added]]
+        assert set(statuses[statuses.index(200) :]) == {200}
     versions = [seen.has(new) for seen in traffic.seen["model"]]
     assert versions == sorted(versions)
     assert all(seen.has(old) or seen.has(new) for seen in traffic.seen["model"])
@@ -141,6 +147,21 @@ def test_a_broken_model_leaves_the_old_version_and_going_back_is_quick(live, say
     assert all(seen.has(good) or seen.has(first) for seen in traffic.seen["model"])
     told = live.tenant("model")
     assert (told["state"], told["version"], told["reason"]) == ("ready", 1, "")
+
+
+def test_a_tenant_with_its_own_code_goes_away(live):
+    sums = json.dumps({"sizes": [1, 2]})
+    with Traffic(live, {"own": (sums, {}), "added-own": (sums, {})}) as traffic:
+        traffic.wait_more()
+        settings = changed(live)
+        settings["tenants"] = [t for t in settings["tenants"] if t["name"] != "added-own"]
+        live.deploy(settings)
+        poll("removed is unknown", lambda: traffic.seen["added-own"][-1].status == 404)
+        traffic.wait_more()
+    assert not traffic.failures("own")
+    statuses = [seen.status for seen in traffic.seen["added-own"]]
+    assert statuses == sorted(statuses)
+    assert set(statuses) == {200, 404}
 
 
 def test_control_killed_changes_nothing_for_tenants(live, say):
