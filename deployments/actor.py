@@ -65,8 +65,9 @@ class SchedulerActor:
         """(epoch of this process, tenant -> version served). A new epoch has forgotten all."""
         return self._host.epoch, self._host.attached()
 
-    def configure(self, settings: dict[str, Any], note: str) -> None:
-        self._host.configure(settings, note)
+    def configure(self, settings: dict[str, Any], note: str) -> list[str]:
+        """Returns the keys that this process cannot take over."""
+        return self._host.configure(settings, note)
 
     def announce(self, tenant: dict[str, Any], state: str, reason: str) -> None:
         self._host.announce(tenant, state, reason)

@@ -23,10 +23,10 @@ from ray import serve
 
 from coissue.deployments.actor import find_scheduler, start_scheduler
 from coissue.deployments.captures import Artifacts, Captures, TenantFailed
-from coissue.deployments.changes import is_lowered_anew, list_restart_keys
+from coissue.deployments.changes import is_lowered_anew
 from coissue.deployments.discovery import BLIND, CONTROL, HEALTH_SECONDS
 from coissue.deployments.failures import Failures
-from coissue.deployments.run_dir import RunDir, sweep_run_dirs
+from coissue.deployments.run_dir import LOCK, RunDir, sweep_run_dirs
 from coissue.deployments.settings import AppSettings, HealthSettings, TenantSettings
 
 logger = logging.getLogger("coissue.control")
@@ -90,8 +90,6 @@ class Control:
         self._epoch = 0
         #: The scheduler of this epoch has not been told the settings.
         self._untold = True
-        #: Keys that only another scheduler takes over.
-        self._restart_keys: list[str] = []
         self._note = ""
         self._watch = Watch()
         self._loops: list[asyncio.Future[None]] = []
@@ -130,13 +128,14 @@ class Control:
             return None, {}
         try:
             async with asyncio.timeout(ADOPT_SECONDS):
-                folder = await self._ask_folder()
+                folder = Path(await self._ask_folder())
                 _, attached = await self._scheduler.attached.remote()
-        except (ray.exceptions.RayError, TimeoutError) as error:
+            (folder / LOCK).stat()  # it may be on another host, or swept
+        except (ray.exceptions.RayError, TimeoutError, OSError) as error:
             logger.warning("scheduler cannot be adopted: %s", one_line(error))
             await self._end_scheduler(orderly=False)
             return None, {}
-        return Path(folder), attached
+        return folder, attached
 
     async def _ask_folder(self) -> str:
         while True:
@@ -154,9 +153,8 @@ class Control:
 
     def _change(self, settings: AppSettings, *, is_new: bool = False) -> None:
         """`is_new`: this replica has not seen the files that the models came from."""
-        before, self._settings = self._settings, settings
+        self._settings = settings
         self._run_dir.write_settings(settings)
-        self._restart_keys += list_restart_keys(before, settings)
         self._untold = True
         for name in self._wanted.keys() - {tenant.name for tenant in settings.tenants}:
             self._wanted.pop(name).drop_job()
@@ -231,8 +229,6 @@ class Control:
             await asyncio.sleep(RECONCILE_SECONDS)
 
     async def _reconcile(self) -> None:
-        if self._restart_keys:
-            await self._restart()
         if self._scheduler is None:
             self._scheduler = start_scheduler(str(self._run_dir.path))
         epoch, attached = await self._scheduler.attached.remote()
@@ -243,9 +239,11 @@ class Control:
                 wanted.told = ""
         if self._untold:
             self._untold = False
-            await self._tell()
+            if keys := await self._tell():
+                await self._restart(keys)
+                return
         for name, wanted in list(self._wanted.items()):
-            if self._untold or self._restart_keys:
+            if self._untold:
                 return  # the settings changed meanwhile
             have = attached.get(name, 0)
             # What was served before comes first, when nothing of it is left.
@@ -253,11 +251,11 @@ class Control:
             if version and version != have:
                 await self._attach(wanted, version)
 
-    async def _tell(self) -> None:
+    async def _tell(self) -> list[str]:
+        """The keys that this scheduler cannot take over."""
+        settings = self._settings.model_dump(mode="json")
         try:
-            await self._scheduler.configure.remote(
-                self._settings.model_dump(mode="json"), self._note
-            )
+            keys: list[str] = await self._scheduler.configure.remote(settings, self._note)
         except ray.exceptions.RayError:
             self._untold = True
             raise
@@ -267,6 +265,7 @@ class Control:
         names = {entry.name.rpartition("-")[0] for entry in self._run_dir.path.iterdir()}
         for name in names - self._wanted.keys() - {""}:
             self._artifacts.prune(name, set())
+        return keys
 
     async def _attach(self, wanted: Wanted, version: int) -> None:
         """Raises `RayError` when the scheduler dies meanwhile."""
@@ -304,9 +303,9 @@ class Control:
         else:  # the settings went elsewhere meanwhile
             self._plan(wanted, wanted.settings, is_current=False)
 
-    async def _restart(self) -> None:
-        keys, self._restart_keys = ", ".join(dict.fromkeys(self._restart_keys)), []
-        self._note = f"{keys} changed, which needs a restart: the scheduler restarted for it"
+    async def _restart(self, keys: list[str]) -> None:
+        said = ", ".join(keys)
+        self._note = f"{said} changed, which needs a restart: the scheduler restarted for it"
         logger.warning("%s", self._note)
         await self._end_scheduler(orderly=True)
 

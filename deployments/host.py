@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, Final, final
@@ -24,6 +24,7 @@ import msgspec
 import uvloop
 
 from coissue.deployments.attach import Attacher, AttachError, bytes_needed, describe_tenant
+from coissue.deployments.changes import list_restart_keys
 from coissue.deployments.channel.frames import Endpoint, Refused, TenantInfo
 from coissue.deployments.channel.server import Answer, ChannelServer, SubmitRequest
 from coissue.deployments.discovery import settle_garbage
@@ -64,7 +65,7 @@ class SchedulerHost:
     def __init__(
         self, settings: AppSettings, run_dir: str, *, on_crash: Callable[[str], None] | None = None
     ) -> None:
-        self.settings = settings
+        self.settings = self._built = settings
         #: What control wants users to know, for the status.
         self._note = ""
         #: Tells one process's memory from the next.
@@ -146,9 +147,10 @@ class SchedulerHost:
     def attached(self) -> dict[str, int]:
         return {name: program.version for name, program in self._programs.items()}
 
-    def configure(self, settings: dict[str, Any], note: str = "") -> None:
+    def configure(self, settings: dict[str, Any], note: str = "") -> list[str]:
         """Take over changed settings. Tenants that are not there any more are detached, served
-        ones adjusted, others announced; new programs come by `attach`."""
+        ones adjusted, others announced; new programs come by `attach`. Returns the keys that only
+        a new scheduler takes over."""
         with self._attaching:
             parsed = AppSettings.model_validate(settings)
             if parsed.scheduler.policy != self.settings.scheduler.policy:
@@ -160,10 +162,9 @@ class SchedulerHost:
             served = [tenant for name, tenant in tenants.items() if name in self._programs]
             adjusted = {t.name: self.attacher.adjust(t, self._slo(t)) for t in served}
             changed = [program for program in adjusted.values() if program is not None]
-            self._take_over(changed, [tenant for tenant in served if adjusted[tenant.name]])
-            for tenant in tenants.values():
-                if tenant.name not in self._infos:
-                    self.announce(tenant.model_dump(), "loading", "")
+            added = [tenant for name, tenant in tenants.items() if name not in self._infos]
+            self._take_over(changed, [t for t in served if adjusted[t.name]], added)
+        return list_restart_keys(self._built, parsed)
 
     def announce(self, tenant: dict[str, Any], state: str, reason: str) -> None:
         """Let replicas know of a tenant that is not attached (loading, failed). One that is served
@@ -190,7 +191,12 @@ class SchedulerHost:
             return str(error)
         return ""
 
-    def _take_over(self, changed: list[ServedProgram], tenants: list[TenantSettings]) -> None:
+    def _take_over(
+        self,
+        changed: list[ServedProgram],
+        tenants: list[TenantSettings],
+        added: Sequence[TenantSettings] = (),
+    ) -> None:
         """New requests use the new programs from here on; those in flight keep theirs."""
 
         def step() -> None:
@@ -204,6 +210,9 @@ class SchedulerHost:
                 self._infos[own.name] = describe_tenant(
                     own, self._slo(own), "ready", reason, self._programs[own.name]
                 )
+            for tenant in added:
+                info = describe_tenant(tenant, self._slo(tenant), "loading", "", None)
+                self._infos[tenant.name] = info
 
         for tenant in tenants:
             self.metrics.name_tenant(tenant.name, tenant.slo)
@@ -244,7 +253,8 @@ class SchedulerHost:
         """Refuse new requests and wait a while for those in flight; to be followed by `stop`."""
         self.runtime.post(Drain(self.clock.now_ns()))
         until = time.monotonic() + DRAIN_SECONDS
-        while self.runtime.core.stats().requests_open and time.monotonic() < until:
+        stats = self.runtime.core.stats
+        while self.runtime.call(stats).result().requests_open and time.monotonic() < until:
             time.sleep(0.02)
 
     def set_policy(self, policy: str) -> None:

@@ -309,6 +309,7 @@ def test_configure_detaches_adjusts_and_announces(host):
     by_name["head-b"].update(model={"factory": "x:y"}, handler={"use": "classes"})
     settings["tenants"] = [by_name[name] for name in ("head-a", "head-b", "wide")]
     settings["tenants"].append({**by_name["wide"], "name": "new"})
+    settings["device"]["memory_mib"] += 1
     served = dict(host._programs)
 
     async def ask():
@@ -316,11 +317,13 @@ def test_configure_detaches_adjusts_and_announces(host):
         inputs = {"input": np.zeros((1, 8), np.float32)}
         open_request = asyncio.ensure_future(client.infer("mlp-a", inputs))
         await asyncio.sleep(0)
-        await asyncio.to_thread(host.configure, settings, "a note")
+        keys = await asyncio.to_thread(host.configure, settings, "a note")
+        assert keys == ["device.memory_mib"]
         await open_request
         with pytest.raises(InferError) as gone:
             await client.infer("mlp-a", inputs)
         assert gone.value.reason == "unknown_tenant"
+        await client.ask("status")  # whatever the directory became is here now
         await client.close()
         return client.directory
 

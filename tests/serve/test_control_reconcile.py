@@ -51,6 +51,7 @@ class Scheduler:
         names = [tenant["name"] for tenant in settings["tenants"]]
         self.served = {name: version for name, version in self.served.items() if name in names}
         self.told |= {name: ("loading", "") for name in names if name not in self.told}
+        return []
 
     def _announce(self, tenant, state, reason):
         self.told[tenant["name"]] = (state, reason)
