@@ -16,7 +16,8 @@ import numpy as np
 
 from coissue.deployments.capture.artifact import Artifact, CaptureError, Reference, find_difference
 from coissue.deployments.channel.frames import PortInfo, TenantInfo
-from coissue.deployments.executor import Costs, ServedProgram
+from coissue.deployments.costs import Costs
+from coissue.deployments.executor import ServedProgram
 from coissue.deployments.settings import SloClass, TenantSettings
 from coissue.kernels.cost import estimate, estimate_program
 from coissue.kernels.cpu.border import Arrival, Border, Reader, enter, to_tensor

@@ -14,7 +14,6 @@ from typing import final
 import numpy as np
 
 from coissue.deployments.channel.server import Answer
-from coissue.kernels.cost_table import CostTable
 from coissue.kernels.cpu.border import Arrival, Border, Reader, enter
 from coissue.kernels.cpu.device import BoundKernel, Buffers, CpuDevice, DeviceSegment
 from coissue.kernels.lowered import Lowered
@@ -40,34 +39,6 @@ SENTENCES = {
     "expired": "the deadline passed before the request was done",
     "client_gone": "the client is gone",
 }
-
-
-@final
-class Costs:
-    """The core's view of the cost table: signatures by number."""
-
-    def __init__(self, table: CostTable) -> None:
-        self.table = table
-        #: By `SignatureId`.
-        self._names: list[str] = []
-        self._ids: dict[str, SignatureId] = {}
-
-    def intern(self, signature: str) -> SignatureId:
-        found = self._ids.get(signature)
-        if found is None:
-            found = self._ids[signature] = SignatureId(len(self._names))
-            self._names.append(signature)
-        return found
-
-    def predict_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int
-    ) -> int:
-        return self.table.predict_ns(self._names[signature], units, segments, weight_sets)
-
-    def observe_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int, measured_ns: int
-    ) -> None:
-        self.table.observe_ns(self._names[signature], units, segments, weight_sets, measured_ns)
 
 
 @dataclass(frozen=True, slots=True)

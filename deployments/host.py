@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
-from typing import Any, final
+from typing import Any, TextIO, final
 from wsgiref.simple_server import WSGIServer
 
 import uvloop
@@ -25,8 +25,9 @@ import uvloop
 from coissue.deployments.attach import Attacher, AttachError, bytes_needed, describe_tenant
 from coissue.deployments.channel.frames import Endpoint, Refused, TenantInfo
 from coissue.deployments.channel.server import Answer, ChannelServer, SubmitRequest
+from coissue.deployments.costs import Costs
 from coissue.deployments.discovery import settle_garbage
-from coissue.deployments.executor import Costs, DeviceExecutor, Reply, Running, ServedProgram
+from coissue.deployments.executor import DeviceExecutor, Reply, Running, ServedProgram
 from coissue.deployments.http.errors import STATUS
 from coissue.deployments.metrics import Levels, SchedulerMetrics
 from coissue.deployments.settings import MS, AppSettings, SloClass, TenantSettings
@@ -46,6 +47,7 @@ from coissue.scheduler.messages import (
 )
 from coissue.scheduler.policies import POLICIES
 from coissue.scheduler.ports import CoreLimits
+from coissue.scheduler.recording import Recorder
 from coissue.scheduler.runtime import Runtime
 
 logger = logging.getLogger("coissue.host")
@@ -74,12 +76,17 @@ class SchedulerHost:
         self.costs = Costs(CostTable())
         self._costs_of = f"{self.device.name}, grid {GRID}"
         self.costs.table.load(self._costs_file, self._costs_of)
+        self._recording: TextIO | None = None
         self.executor = DeviceExecutor(self.device)
         self.clock = MonotonicClock()
-        core = Core(self._core_limits(), settings.scheduler.policy, self.costs, Random(0))
-        self.runtime = Runtime(
-            core, self.executor, self.clock, on_crash=on_crash, new_loop=uvloop.new_event_loop
+        recorder = self._start_recorder()
+        core = Core(
+            self._core_limits(), settings.scheduler.policy, recorder or self.costs, Random(0)
         )
+        self.runtime = Runtime(
+            core, self.executor, self.clock, on_crash=on_crash,
+            record=recorder.record if recorder else None, new_loop=uvloop.new_event_loop,
+        )  # fmt: skip
         # Joined kernels leave room for several requests under the preemption bound.
         bound_ns = self._core_limits().preemption_bound_ns // JOIN_SHARE
         self.attacher = Attacher(self.device, self.costs, self.runtime, bound_ns)
@@ -98,6 +105,16 @@ class SchedulerHost:
             for tenant in settings.tenants
         }
         self._metrics_server: WSGIServer | None = None
+
+    def _start_recorder(self) -> Recorder | None:
+        if self.settings.scheduler.record_to is None:
+            return None
+        # By lines, so that a crash loses none.
+        self._recording = open(self.settings.scheduler.record_to, "w", buffering=1)  # noqa: SIM115
+        return Recorder(
+            self._recording.write, self.costs, limits=self._core_limits(),
+            policy=self.settings.scheduler.policy, name=self.costs.name,
+        )  # fmt: skip
 
     def _core_limits(self) -> CoreLimits:
         scheduler = self.settings.scheduler
@@ -125,6 +142,8 @@ class SchedulerHost:
             self._metrics_server.server_close()
         self.channel.stop()
         self.runtime.stop()
+        if self._recording is not None:
+            self._recording.close()
         self.costs.table.save(self._costs_file, self._costs_of)
 
     @property

@@ -67,6 +67,8 @@ class SchedulerSettings(Settings):
     tcp_port: int | None = Field(default=None, ge=0, le=65_535)
     #: File with the secret that TCP replicas must know.
     secret_file: str | None = Field(default=None, min_length=1)
+    #: Every event and command goes to this file (anew at each start), to be replayed; costs time.
+    record_to: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _tcp_needs_secret(self) -> SchedulerSettings:

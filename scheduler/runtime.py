@@ -64,9 +64,11 @@ class Runtime:
         clock: Clock,
         *,
         on_crash: Callable[[str], None] | None = None,
+        record: Callable[[list[Event], list[Command]], None] | None = None,
         new_loop: Callable[[], AbstractEventLoop] = new_event_loop,
     ) -> None:
-        """`on_crash` is called on the loop, after the last turn."""
+        """`on_crash` is called on the loop, after the last turn; `record` after each turn of the
+        core, with its events and commands."""
         if core.limits.slots != 1:
             raise ValueError("a blocking executor has one slot")
         self.core = core
@@ -74,6 +76,7 @@ class Runtime:
         self._executor = executor
         self._clock = clock
         self._on_crash = on_crash
+        self._record = record
         #: Events, and functions to be run here. Unbounded: the window bounds what is admitted,
         #: and the channel what is on the way.
         self._inbox: deque[Event | Callable[[], None]] = deque()
@@ -188,7 +191,13 @@ class Runtime:
         events.append(Woke(now_ns))
         self._last_ns = now_ns
         launches = []
-        for command in self.core.handle(*events):
+        commands: list[Command] = []
+        try:
+            commands = self.core.handle(*events)
+        finally:  # of a turn that failed, too: its replay fails alike
+            if self._record is not None:
+                self._record(events, commands)
+        for command in commands:
             if isinstance(command, Launch):
                 launches.append(command)  # answers must not wait for them
             else:

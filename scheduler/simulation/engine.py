@@ -37,6 +37,7 @@ from coissue.scheduler.messages import (
     RequestId,
     Submitted,
     WakeAt,
+    WeightsId,
     Woke,
 )
 from coissue.scheduler.null_device import NullDevice
@@ -63,17 +64,20 @@ def simulate(
     seed: int,
     *,
     cost: CostView | None = None,
+    true_cost: CostView | None = None,
     placement: Placement | None = None,
     progress: Callable[[int], None] | None = None,
     record: Record | None = None,
 ) -> Report:
     """One run. Raises InvariantViolation.
 
-    `cost` replaces the scenario's (a measured table). `placement`: tenants to devices; without it
+    `cost` replaces the scenario's (a measured table); `true_cost` is the device's where it is not
+    what the core believes. `placement`: tenants to devices; without it
     every tenant is served by every device. `progress` is told the simulated time in ns. `record`
     is given each turn's events and commands; for one device.
     """
-    return _Run(scenario, seed, cost or scenario.cost, placement, progress, record).run()
+    cost = cost or scenario.cost
+    return _Run(scenario, seed, cost, true_cost or cost, placement, progress, record).run()
 
 
 def drain_bound_ns(scenario: Scenario, longest_ns: int) -> int:
@@ -86,8 +90,10 @@ def drain_bound_ns(scenario: Scenario, longest_ns: int) -> int:
         event.deadline_ns for event in scenario.given
     ])  # fmt: skip
     slow = max([1.0, *(tenant.slowdown for tenant in scenario.tenants)])
-    slow *= (1 + model.noise) * (model.slow_factor if model.slow_rate else 1)
-    launch_ns = (longest_ns * slow + model.overhead_ns) * model.slowdown(scenario.limits.slots)
+    slow *= max((1 + model.noise), *model.ratios, 1) * (model.slow_factor if model.slow_rate else 1)
+    launch_ns = (
+        longest_ns * slow + max(model.overhead_ns, *model.overheads_ns, 0)
+    ) * model.slowdown(scenario.limits.slots)
     away_ns = AWAY_NS + scenario.faults.jump_ns * scenario.faults.clock_jumps
     return last_ns + away_ns + 2 * round(launch_ns) + MS
 
@@ -141,6 +147,7 @@ class _Run:
         scenario: Scenario,
         seed: int,
         cost: CostView,
+        true_cost: CostView,
         placement: Placement | None,
         progress: Callable[[int], None] | None,
         record: Record | None,
@@ -149,7 +156,7 @@ class _Run:
         self._seed = seed
         self._progress = progress
         self._record = record
-        self._nodes = [self._make_node(index, cost) for index in range(scenario.devices)]
+        self._nodes = [self._make_node(index, cost, true_cost) for index in range(scenario.devices)]
         everywhere = tuple(range(scenario.devices))
         #: The nodes of each tenant.
         self._places = {
@@ -175,16 +182,16 @@ class _Run:
         """A stream of its own per purpose, so that one more draw here changes nothing there."""
         return Random(f"{self._seed}/{purpose}")
 
-    def _make_node(self, index: int, cost: CostView) -> _Node:
+    def _make_node(self, index: int, cost: CostView, true_cost: CostView) -> _Node:
         scenario, suffix = self._scenario, index or ""
-        slow = {
-            kernel.weights: tenant.slowdown
-            for tenant in scenario.tenants
-            if tenant.slowdown != 1
-            for kernel in tenant.spec.kernels
-        }
+        slow: dict[WeightsId, float] = {}  # weights that are shared are as fast as the fastest
+        for tenant in scenario.tenants:
+            for kernel in tenant.spec.kernels:
+                known = slow.get(kernel.weights, tenant.slowdown)
+                slow[kernel.weights] = min(known, tenant.slowdown)
+        slow = {weights: factor for weights, factor in slow.items() if factor != 1}
         core = Core(scenario.limits, scenario.policy, cost, self._random(f"core{suffix}"))
-        device = NullDevice(cost, self._random(f"device{suffix}"), scenario.device, slow)
+        device = NullDevice(true_cost, self._random(f"device{suffix}"), scenario.device, slow)
         return _Node(core, device, DeviceReport())
 
     def run(self) -> Report:
@@ -292,6 +299,8 @@ class _Run:
         if isinstance(what, int):
             if what == node.device.version:
                 node.inbox += node.device.finish(now_ns)
+                if now_ns < node.deaf_until_ns:  # no turn will ask for the next end
+                    self._await(node)
             return
         assert isinstance(what, Event)
         if isinstance(what, DeviceLost):
@@ -328,7 +337,6 @@ class _Run:
                 self._add(at_ns, node, PlanReady(at_ns, command.signature))
             # Others (Free, Load, and what is to come) ask nothing of a device without memory.
         if device.version != node.awaited:
-            node.awaited = device.version
             self._await(node)
         node.turn_count += 1
         if self._scenario.check:
@@ -338,6 +346,7 @@ class _Run:
             self._count(node)
 
     def _await(self, node: _Node) -> None:
+        node.awaited = node.device.version
         end_ns = node.device.next_ns()
         if end_ns is not None:
             self._add(end_ns, node, node.device.version)
