@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from random import Random
 from typing import Final, final
@@ -156,7 +157,15 @@ class _Run:
         self._seed = seed
         self._progress = progress
         self._record = record
-        self._nodes = [self._make_node(index, cost, true_cost) for index in range(scenario.devices)]
+        slow = find_slow_weights(scenario)
+        self._nodes = [
+            _Node(
+                Core(scenario.limits, scenario.policy, cost, self._random(f"core{index or ''}")),
+                NullDevice(true_cost, self._random(f"device{index or ''}"), scenario.device, slow),
+                DeviceReport(),
+            )
+            for index in range(scenario.devices)
+        ]
         everywhere = tuple(range(scenario.devices))
         #: The nodes of each tenant.
         self._places = {
@@ -182,22 +191,10 @@ class _Run:
         """A stream of its own per purpose, so that one more draw here changes nothing there."""
         return Random(f"{self._seed}/{purpose}")
 
-    def _make_node(self, index: int, cost: CostView, true_cost: CostView) -> _Node:
-        scenario, suffix = self._scenario, index or ""
-        slow: dict[WeightsId, float] = {}  # weights that are shared are as fast as the fastest
-        for tenant in scenario.tenants:
-            for kernel in tenant.spec.kernels:
-                known = slow.get(kernel.weights, tenant.slowdown)
-                slow[kernel.weights] = min(known, tenant.slowdown)
-        slow = {weights: factor for weights, factor in slow.items() if factor != 1}
-        core = Core(scenario.limits, scenario.policy, cost, self._random(f"core{suffix}"))
-        device = NullDevice(true_cost, self._random(f"device{suffix}"), scenario.device, slow)
-        return _Node(core, device, DeviceReport())
-
     def run(self) -> Report:
         self._attach()
         self._add_faults(self._random("faults"))
-        moments = 0
+        moments = now_ns = 0
         while self._coming:
             now_ns = self._coming[0][0]
             for node in self._collect(now_ns):
@@ -245,7 +242,7 @@ class _Run:
             if node.inbox:
                 self._turn(node, 0)
         for event in self._scenario.given:
-            self._draw_next(_Source(iter([event]), self._places[event.tenant]))
+            self._draw_next(_Source(iter([replace(event)]), self._places[event.tenant]))
 
     def _draw_next(self, source: _Source) -> None:
         event = source.next = next(source.requests, None)
@@ -408,6 +405,16 @@ class _Run:
         bound_ns = drain_bound_ns(self._scenario, self._longest_ns)
         if now_ns > bound_ns:
             raise InvariantViolation("drain", f"over at {now_ns} ns, not by {bound_ns} ns")
+
+
+def find_slow_weights(scenario: Scenario) -> dict[WeightsId, float]:
+    """Those of slow tenants; weights that are shared are as fast as the fastest tenant."""
+    slow: dict[WeightsId, float] = {}
+    for tenant in scenario.tenants:
+        for kernel in tenant.spec.kernels:
+            known = slow.get(kernel.weights, tenant.slowdown)
+            slow[kernel.weights] = min(known, tenant.slowdown)
+    return {weights: factor for weights, factor in slow.items() if factor != 1}
 
 
 def _open_count(node: _Node) -> int:

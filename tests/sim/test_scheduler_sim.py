@@ -135,6 +135,11 @@ def test_two_devices_carry_twice_the_load_of_one():
     assert all(device.launch_count > 50 for device in two.devices)
 
 
+def test_a_run_without_a_request_is_one():
+    report = simulate(make_backbones(0, "space_time"), 0)
+    assert (report.launch_count, report.end_ns, report.attainment) == (0, 0, 1.0)
+
+
 def test_a_light_load_is_served_without_a_miss():
     report = simulate(make_backbones(20, "space_time"), 3)
     assert all(tenant.attainment == 1 for tenant in report.tenants.values())
