@@ -6,8 +6,8 @@ A `SchedulerHost` (no Ray) serves the backbone tenants of `load_tests/parity`; a
 requests at Poisson times over the channel. Each round records two runs at the same rate. From the
 first come the costs (those measured at attach, corrected by what its launches took), how far
 launches were from them, and the time per launch that is not the device's (`overhead`); the second
-is predicted from its requests' times alone. Latency is that of the scheduler: from a request's
-arrival there to its answer. The recording is replayed event by event, too.
+is predicted from its requests' times alone. Latency is that of the scheduler: from the turn
+that saw a request to that of its answer. The recording is replayed event by event, too.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def compare(known: RecordedRun, table: CostTable, run: RecordedRun) -> dict[str,
         if costs.intern(run.names[number]) != number:
             raise RuntimeError("the recording numbers signatures differently")
     report = simulate(make_scenario(run, known, costs), 0, cost=costs)
-    live = sorted(run.latencies_ns.values())
+    live, before = sorted(run.latencies_ns.values()), sorted(known.latencies_ns.values())
     simulated = sum_up(report.tenants.values())
     found: dict[str, float] = {"requests": len(run.submitted)}
     for percent in (50, 99):
@@ -137,6 +137,8 @@ def compare(known: RecordedRun, table: CostTable, run: RecordedRun) -> dict[str,
         found[f"live_p{percent}_ms"] = there / MS
         found[f"simulated_p{percent}_ms"] = here / MS
         found[f"error_p{percent}"] = here / there - 1
+        # How far apart two live runs are: no prediction can be nearer.
+        found[f"live_spread_p{percent}"] = percentile_ns(before, percent) / there - 1
     members = [len(own.launch.segments) for own in run.flown]
     found["live_members"] = statistics.fmean(members)
     found["simulated_members"] = report.segment_count / max(1, report.launch_count)

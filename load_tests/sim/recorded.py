@@ -44,9 +44,9 @@ class RecordedRun:
     #: The last version of each tenant, and the names of signatures.
     specs: dict[str, TenantSpec] = field(default_factory=dict)
     names: dict[SignatureId, str] = field(default_factory=dict)
-    #: Requests since the last tenant was attached.
+    #: Requests since the last tenant was attached, at the times of the turns that saw them.
     submitted: list[Submitted] = field(default_factory=list)
-    #: From submission to the turn of the answer, of those that completed.
+    #: From there to the turn of the answer, of those that completed.
     latencies_ns: dict[RequestId, int] = field(default_factory=dict)
     flown: list[Flown] = field(default_factory=list)
 
@@ -73,8 +73,9 @@ def read_turn(
     run.names |= {SignatureId(int(number)): name for number, name in turn.names.items()}
     for event in turn.events:
         if isinstance(event, Submitted):
-            run.submitted.append(event)
-            came_ns[event.request] = event.at_ns
+            # Requests that are read one after the other are seen in one turn: their time is its.
+            run.submitted.append(replace(event, at_ns=now_ns))
+            came_ns[event.request] = now_ns
         elif isinstance(event, Attached):
             run.specs[event.tenant.name] = event.tenant
             run.submitted.clear()
