@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,10 @@ def run_mix(
     find = measured.find if measured else None
     scenario = replace(make_scenario(mix, seed, cost=cost, find=find), check=check)
     placement = place(scenario.tenants, mix.devices, mix.limits, cost or scenario.cost, mix.spread)
+    # A policy may ask for a slot of its own for every tenant of a device.
+    if getattr(POLICIES[mix.policy], "slot_per_tenant", False):
+        most = max(Counter(device for where in placement.values() for device in where).values())
+        scenario = replace(scenario, limits=replace(scenario.limits, slots=most))
     report = simulate(scenario, seed, cost=cost, placement=placement, progress=progress)
     return {"policy": mix.policy, "load": mix.load, "seed": seed, **report.to_plain()}
 

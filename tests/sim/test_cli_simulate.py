@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from coissue.deployments.cli.main import app
 from coissue.deployments.cli.mix import Group, Mix, make_scenario, read_trace
 from coissue.deployments.cli.plot import find_ticks, render_chart
-from coissue.deployments.cli.simulate import load_mix
+from coissue.deployments.cli.simulate import load_mix, run_mix
 from coissue.kernels.cost_table import CostTable
+from coissue.scheduler.coalesce import Batch
 from coissue.scheduler.policies import POLICIES
 from coissue.scheduler.simulation.cluster import capacity_hz
 
@@ -51,6 +52,32 @@ def test_the_same_seed_gives_the_same_figures_and_another_does_not(tmp_path):
         run(path, "--seed", seed, "--json", out)
     texts = [out.read_text() for out in outs]
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_policy_may_have_a_slot_for_every_tenant(tmp_path, monkeypatch):
+    """Twelve tenants in slots of their own share the device: more is done than one at a time."""
+
+    class OwnSlots:
+        work_conserving = True
+        slot_per_tenant = True
+
+        def __init__(self, limits, cost, rng) -> None:
+            assert limits.slots == 12
+            self._cost = cost
+
+        def choose(self, window, now_ns):
+            for request in window.open.values():
+                for kernel in request.ready.values():
+                    window.ready.take(kernel)
+                    return Batch(kernel, self._cost, now_ns)
+            return None
+
+    monkeypatch.setitem(POLICIES, "own_slots", OwnSlots)
+    runs = [
+        run_mix(Mix(policy=policy, duration_s=0.5, load=0.15), 0)["summary"]
+        for policy in ("own_slots", "time_only")
+    ]
+    assert runs[0]["goodput_hz"] > 1.2 * runs[1]["goodput_hz"]
 
 
 def test_plots_are_svg_with_a_line_for_each_run(tmp_path):
