@@ -35,6 +35,7 @@ SENTENCES = {
     "tenant_quota": "the tenant has as many requests in flight as its limits.in_flight allows",
     "window_full": "the scheduler's window is full",
     "memory": "the device has no memory for the request now",
+    "over_share": "the device is busy and the tenant over its share: a request of another went first",
     "draining": "the scheduler is draining",
     "expired": "the deadline passed before the request was done",
     "client_gone": "the client is gone",
@@ -125,7 +126,7 @@ class DeviceExecutor:
             running.reply(self._read(running))
         else:
             running.reply(refuse(complete))
-        if complete.outcome is Outcome.REJECTED:  # never admitted: no `free` follows
+        if complete.outcome is Outcome.REJECTED:  # no `free` follows unless it had been admitted
             del self._running[complete.request]
 
     def _read(self, running: Running) -> Answer:

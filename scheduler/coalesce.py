@@ -69,7 +69,7 @@ def coalesce(
     batch = Batch(kernel, cost, now_ns)
     if lead.heap and not lead.alone and limits.segments > 1:
         end_ns = now_ns + limits.preemption_bound_ns
-        end_ns = min(end_ns, earliest_other(ready, lead, now_ns + batch.predicted_ns))
+        end_ns = latest_end(ready, lead, now_ns + batch.predicted_ns, end_ns)
         last_priority = LATE if priority == LATE else PRIORITIES
         _join(batch, lead, ready, limits.segments, cost, now_ns, end_ns, last_priority)
     lead.group_hint = len(batch.members)
@@ -103,23 +103,32 @@ def _join(
         step = 2 * step if too_many == most else (too_many - joined) // 2
 
 
-def earliest_other(ready: Ready, queue: ReadyQueue, alone_ns: int) -> int:
-    """The earliest latest start among other queues' heads that the lead alone does not spoil.
+def latest_end(ready: Ready, queue: ReadyQueue, alone_ns: int, end_ns: int) -> int:
+    """By when the launch must end for the heads of other queues, `end_ns` at most.
 
-    Heads that the lead spoils anyway do not limit it, so the heaps are searched below them.
+    The heads follow one after the other, by latest start. Those that the lead alone (done at
+    `alone_ns`) spoils anyway do not count. Only heads that are urgent before `end_ns` and the next
+    launch after it are looked at, and at most `_LOOKS` of a class.
     """
-    earliest = _NEVER
+    horizon_ns = end_ns + (end_ns - alone_ns)
+    heads: list[tuple[int, int]] = []
     for level in ready.levels[:LATE]:
         places = [0] if level else []
         for _ in range(_LOOKS):
             if not places:
                 break
             place = places.pop()
-            if place >= len(level) or level[place][0] >= earliest:
+            if place >= len(level) or level[place][0] >= horizon_ns:
                 continue
-            latest_ns, _, other = level[place]
-            if other is not queue and latest_ns >= alone_ns and ready.is_head(level[place]):
-                earliest = latest_ns
-            else:
-                places += (2 * place + 2, 2 * place + 1)
-    return earliest
+            other = level[place][2]
+            if other is not queue and ready.is_head(level[place]):
+                kernel = other.heap[0][3]
+                heads.append((kernel.latest_ns, kernel.done_by_ns - kernel.latest_ns))
+            places += (2 * place + 2, 2 * place + 1)
+    heads.sort()
+    before_ns = 0
+    for latest_ns, own_ns in heads:
+        if latest_ns - before_ns >= alone_ns:
+            end_ns = min(end_ns, latest_ns - before_ns)
+            before_ns += own_ns
+    return end_ns

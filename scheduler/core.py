@@ -21,6 +21,7 @@ from typing import final
 
 from coissue.scheduler.admission import Admission, Reject
 from coissue.scheduler.dispatch import Dispatch
+from coissue.scheduler.fairness import Fairness
 from coissue.scheduler.invariants import check_all
 from coissue.scheduler.messages import (
     Attached,
@@ -80,14 +81,21 @@ class Core:
         self.now_ns = 0
         self.window = Window()
         self.admission = Admission(limits, self.window, cost)
+        self.fairness = Fairness(limits.fair_window_ns)
         self.dispatch = Dispatch(limits, self.admission.backlog)
         self.trace = Trace(limits.records)
-        self.retire = Retire(self.window, self.admission, self.dispatch, cost, self.trace)
-        self.policy_name = policy
-        self.policy = POLICIES[policy](limits, cost, rng)
+        self.retire = Retire(
+            self.window, self.admission, self.fairness, self.dispatch, cost, self.trace
+        )
+        self._choose_policy(policy)
         self.device_up = True
         #: The time last asked for by WakeAt; 0: none.
         self._armed_ns = 0
+
+    def _choose_policy(self, name: str) -> None:
+        self.policy_name = name
+        self.policy = POLICIES[name](self.limits, self._cost, self._rng)
+        self.fairness.enabled = self.policy.is_fair
 
     def handle(self, *events: Event) -> list[Command]:
         """Applies all events, then pumps once. Times of events must not go back."""
@@ -129,8 +137,7 @@ class Core:
             case DeviceBack():
                 self.device_up = True
             case PolicyChosen():
-                self.policy_name = event.policy
-                self.policy = POLICIES[event.policy](self.limits, self._cost, self._rng)
+                self._choose_policy(event.policy)
             case Drain():
                 self.admission.draining = True
 
@@ -139,12 +146,28 @@ class Core:
             raise InvariantViolation("request ids", f"request {event.request} is there already")
         busy_until_ns = self.dispatch.busy_until_ns(self.now_ns) if self.device_up else None
         decision = self.admission.decide(event, busy_until_ns, self.now_ns)
+        if isinstance(decision, Reject) and self._make_room(event, decision):
+            decision = self.admission.decide(event, busy_until_ns, self.now_ns)
         if isinstance(decision, Reject):
             self.retire.reject(event, decision)
             return
+        self.fairness.enter(decision, self.now_ns, len(self.window.open))
         self.window.insert(decision)
         if not decision.left:
             self.retire.end(decision, Outcome.COMPLETED)
+
+    def _make_room(self, event: Submitted, reject: Reject) -> bool:
+        """Lets requests of tenants that are ahead of their share give way to this one."""
+        lacks = self.admission.lacks(event, reject)
+        tenant = self.window.tenants.get(event.tenant)
+        if not self.fairness.enabled or lacks is None or tenant is None:
+            return False
+        begin_ns = self.fairness.begin_ns(tenant, self.now_ns)
+        found = self.fairness.give_way(begin_ns, event, lacks)
+        for request in found:
+            wait_ns = reject.retry_after_ns
+            self.retire.end(request, Outcome.REJECTED, Reason.OVER_SHARE, retry_after_ns=wait_ns)
+        return bool(found)
 
     def _cancel(self, event: Cancelled) -> None:
         request = self.window.open.get(event.request)

@@ -44,6 +44,7 @@ class Reason(Enum):
     TENANT_QUOTA = "tenant_quota"  # the tenant's in-flight limit
     WINDOW_FULL = "window_full"
     MEMORY = "memory"
+    OVER_SHARE = "over_share"  # gave way to a tenant that had less than its share
     DRAINING = "draining"
     UNKNOWN_TENANT = "unknown_tenant"
     COMPILE_FAILED = "compile_failed"

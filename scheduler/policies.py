@@ -22,6 +22,8 @@ from coissue.scheduler.window import Kernel, Request, Window
 class Policy(Protocol):
     #: False: may leave a slot free while something is ready.
     work_conserving: bool
+    #: True: fair shares decide who competes (see fairness).
+    is_fair: bool
 
     def choose(self, window: Window, now_ns: int) -> Batch | None:
         """The next batch, READY -> BATCHED; None: nothing to launch now."""
@@ -32,6 +34,7 @@ class SpaceTime:
     """Least slack leads; equal kernels of all tenants join."""
 
     work_conserving = True
+    is_fair = True
 
     def __init__(self, limits: CoreLimits, cost: CostView, rng: Random) -> None:
         self._limits = limits
@@ -49,6 +52,7 @@ class TimeOnly:
     """One request at a time, all its kernels in order; tenants in turn, each first come first."""
 
     work_conserving = False
+    is_fair = False
 
     def __init__(self, limits: CoreLimits, cost: CostView, rng: Random) -> None:
         self._cost = cost

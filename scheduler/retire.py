@@ -12,6 +12,7 @@ from typing import final
 
 from coissue.scheduler.admission import Admission, Reject
 from coissue.scheduler.dispatch import Dispatch
+from coissue.scheduler.fairness import Fairness
 from coissue.scheduler.messages import (
     Command,
     Complete,
@@ -36,14 +37,21 @@ COMPLETED, EXPIRED = Outcome.COMPLETED, Outcome.EXPIRED
 class Retire:
     """Applies what launches came to; the only place where requests end."""
 
-    __slots__ = ("_admission", "_cost", "_dispatch", "_window", "commands", "now_ns", "outcomes",
-                 "trace")  # fmt: skip
+    __slots__ = ("_admission", "_cost", "_dispatch", "_fairness", "_window", "commands", "now_ns",
+                 "outcomes", "trace")  # fmt: skip
 
     def __init__(
-        self, window: Window, admission: Admission, dispatch: Dispatch, cost: CostView, trace: Trace
+        self,
+        window: Window,
+        admission: Admission,
+        fairness: Fairness,
+        dispatch: Dispatch,
+        cost: CostView,
+        trace: Trace,
     ) -> None:
         self._window = window
         self._admission = admission
+        self._fairness = fairness
         self._dispatch = dispatch
         self._cost = cost
         self.trace = trace
@@ -67,7 +75,9 @@ class Retire:
         per_unit = event.measured_ns / (flight.units or len(flight.members))
         for kernel in flight.members:
             request = kernel.request
-            request.device_ns += int(per_unit * (kernel.units if flight.units else 1))
+            own_ns = int(per_unit * (kernel.units if flight.units else 1))
+            request.device_ns += own_ns
+            self._fairness.charge(request, own_ns - request.charges[kernel.index])
             request.last_done_ns = self.now_ns
             request.in_flight -= 1
             if request.state is RUNNING:
@@ -138,6 +148,7 @@ class Retire:
         outcome: Outcome,
         reason: Reason | None = None,
         message: str = "",
+        retry_after_ns: int = 0,
     ) -> None:
         """The one outcome of an admitted request."""
         state = END_STATE[outcome]
@@ -146,12 +157,15 @@ class Retire:
                 "one outcome per request", f"request {request.id}: {request.state!r} -> {state!r}"
             )
         if request.left:
-            self._admission.backlog.remove_rest(request)
+            left_ns = self._admission.backlog.remove_rest(request)
+            self._fairness.charge(request, -left_ns)
         if outcome in (COMPLETED, EXPIRED):
             late = outcome is EXPIRED or self.now_ns > request.deadline_ns
             self._admission.learn(request, missed=late)
         request.state = state
         self._window.close(request)
+        if not request.tenant.open:
+            self._fairness.leave(request.tenant)
         self.outcomes[outcome] += 1
         self.trace.add_request(
             RequestRecord(
@@ -160,7 +174,7 @@ class Retire:
                 request.deadline_ns, request.device_ns, outcome, reason,
             )
         )  # fmt: skip
-        self.commands.append(Complete(request.id, outcome, reason, message))
+        self.commands.append(Complete(request.id, outcome, reason, message, retry_after_ns))
         if not request.in_flight:
             self.commands.append(Free(request.id))
 

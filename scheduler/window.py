@@ -32,7 +32,7 @@ CANCELLED, RUNNING = KernelState.CANCELLED, RequestState.RUNNING
 class Tenant:
     """A tenant by name, over its versions."""
 
-    __slots__ = ("caution", "name", "open", "program", "turn")
+    __slots__ = ("active_share", "caution", "finish_ns", "name", "open", "program", "turn")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -44,17 +44,21 @@ class Tenant:
         self.caution = 1000
         #: When `time_only` last served it: a counter.
         self.turn = 0
+        #: When its admitted requests would be done in its fair part of the device, and its share as
+        #: counted while it has open requests (see fairness).
+        self.finish_ns = 0
+        self.active_share = 0.0
 
 
-@final
 @final
 class Request:
     """An admitted request until its outcome is out and its last kernel is back."""
 
     __slots__ = (
-        "backlog_slot", "bytes", "charges", "deadline_ns", "device_ns", "first_launch_ns", "id",
-        "in_flight", "lane", "last_done_ns", "left", "priority", "profile", "program", "ready",
-        "retried", "rows", "state", "states", "submitted_ns", "tenant", "tokens", "waiting",
+        "backlog_slot", "begin_ns", "bytes", "charges", "deadline_ns", "device_ns", "due_ns",
+        "fair_ns", "first_launch_ns", "id", "in_flight", "lane", "last_done_ns", "left",
+        "priority", "profile", "program", "ready", "retried", "rows", "state", "states",
+        "submitted_ns", "tenant", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +91,11 @@ class Request:
         #: Predicted device time by kernel index, as counted in the backlog (see admission).
         self.charges: list[int] = []
         self.backlog_slot = 0
+        #: Its fair begin and how long it would take from there; when it should be done: at its
+        #: deadline, or earlier where its tenant waits too long for its share (see fairness).
+        self.begin_ns = 0
+        self.fair_ns = 0
+        self.due_ns = event.deadline_ns
         self.submitted_ns = event.at_ns
         self.first_launch_ns = 0
         self.last_done_ns = 0
@@ -105,7 +114,8 @@ class Kernel:
     """A kernel of a request from READY on."""
 
     __slots__ = (
-        "done_by_ns", "index", "latest_ns", "live", "queue", "request", "units", "weights",
+        "done_by_ns", "index", "latest_ns", "live", "queue", "request", "units", "urgency_ns",
+        "weights",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, queue: ReadyQueue) -> None:
@@ -116,6 +126,8 @@ class Kernel:
         self.queue = queue
         self.weights: WeightsId = spec.weights
         self.units = request.tokens if spec.per_token else request.rows
+        #: Its place among others: the latest start for the request to be done when due.
+        self.urgency_ns = request.due_ns - profile.tail_ns[index]
         #: Started later than this, the request is predicted to miss its deadline.
         self.latest_ns = request.deadline_ns - profile.tail_ns[index]
         #: Done later than this, likewise.
@@ -204,7 +216,7 @@ class Ready:
         request.ready[index] = kernel
         self.count += 1
         self._sequence += 1
-        entry = (request.priority, kernel.latest_ns, self._sequence, kernel)
+        entry = (request.priority, kernel.urgency_ns, self._sequence, kernel)
         heappush(queue.heap, entry)
         if queue.heap[0] is entry and not queue.gated:
             self._list(queue, entry)
