@@ -35,7 +35,7 @@ SENTENCES = {
     "tenant_quota": "the tenant has as many requests in flight as its limits.in_flight allows",
     "window_full": "the scheduler's window is full",
     "memory": "the device has no memory for the request now",
-    "over_share": "the device is busy and the tenant over its share: a request of another went first",
+    "over_share": "the device is busy: a request of a tenant with less than its share went first",
     "draining": "the scheduler is draining",
     "expired": "the deadline passed before the request was done",
     "client_gone": "the client is gone",
