@@ -137,6 +137,8 @@ class Admission:
         tenant = self._window.tenants.get(event.tenant)
         if tenant is None or tenant.program is None:
             return Reject(Reason.UNKNOWN_TENANT)
+        if tenant.is_out:
+            return Reject(Reason.TENANT_FAILED)
         if self.draining:
             return Reject(Reason.DRAINING)
         if busy_until_ns is None:

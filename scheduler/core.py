@@ -22,6 +22,7 @@ from typing import final
 from coissue.scheduler.admission import Admission, Reject
 from coissue.scheduler.dispatch import Dispatch
 from coissue.scheduler.fairness import Fairness
+from coissue.scheduler.health import Health
 from coissue.scheduler.invariants import check_all
 from coissue.scheduler.messages import (
     Attached,
@@ -65,6 +66,8 @@ class Stats:
     bytes_reserved: int
     backlog_ns: int
     records_dropped: int
+    #: Tenants that run alone for now (see health).
+    alone: tuple[str, ...]
     outcomes: Mapping[Outcome, int]
     #: Unfinished requests by tenant.
     tenants: Mapping[str, int]
@@ -82,10 +85,17 @@ class Core:
         self.window = Window()
         self.admission = Admission(limits, self.window, cost)
         self.fairness = Fairness(limits.fair_window_ns)
+        self.health = Health(self.window)
         self.dispatch = Dispatch(limits, self.admission.backlog)
         self.trace = Trace(limits.records)
         self.retire = Retire(
-            self.window, self.admission, self.fairness, self.dispatch, cost, self.trace
+            self.window,
+            self.admission,
+            self.fairness,
+            self.health,
+            self.dispatch,
+            cost,
+            self.trace,
         )
         self._choose_policy(policy)
         self.device_up = True
@@ -127,6 +137,7 @@ class Core:
                 self._attach(event)
             case Detached():
                 self.window.detach(event.tenant)
+                self.health.forget(event.tenant)
             case PlanReady():
                 self.window.set_plan(event.signature, None)
             case CompileFailed():
@@ -177,6 +188,7 @@ class Core:
     def _attach(self, event: Attached) -> None:
         program = Program(event.tenant)
         self.window.attach(program)
+        self.health.forget(program.spec.name)
         for signature in dict.fromkeys(program.signatures):
             if self.window.plans.get(signature) is PlanState.FAILED:
                 self.window.set_plan(signature, PlanState.COMPILING)
@@ -235,6 +247,7 @@ class Core:
             bytes_reserved=window.bytes_reserved,
             backlog_ns=self.admission.backlog.total_ns,
             records_dropped=self.trace.dropped_count,
+            alone=tuple(self.health.alone),
             outcomes=dict(self.retire.outcomes),
             tenants={name: len(tenant.open) for name, tenant in window.tenants.items()},
         )

@@ -48,6 +48,7 @@ class Reason(Enum):
     DRAINING = "draining"
     UNKNOWN_TENANT = "unknown_tenant"
     COMPILE_FAILED = "compile_failed"
+    TENANT_FAILED = "tenant_failed"  # its requests failed again and again: it is out of service
     LAUNCH_FAILED = "launch_failed"
     DEVICE_LOST = "device_lost"
     CLIENT_GONE = "client_gone"
@@ -140,6 +141,8 @@ class LaunchDone(Event):
 class LaunchFailed(Event):
     launch: LaunchId
     message: str
+    #: The input of a request is to blame, not the tenant.
+    by_input: bool = False
 
 
 @dataclass(slots=True)
@@ -217,6 +220,14 @@ class Complete(Command):
     message: str = ""
     #: For rejections: when trying again may succeed; 0 says nothing.
     retry_after_ns: int = 0
+
+
+@dataclass(slots=True)
+class PutOut(Command):
+    """The tenant is out of service until it is attached anew; its open requests have failed."""
+
+    tenant: str
+    message: str
 
 
 @dataclass(slots=True)

@@ -67,6 +67,11 @@ class Clock(Protocol):
 class LaunchError(Exception):
     """The launch failed; the device still works. The text reaches the request's answer."""
 
+    def __init__(self, message: str, *, by_input: bool = False) -> None:
+        super().__init__(message)
+        #: The input of a request is to blame, not its tenant.
+        self.by_input = by_input
+
 
 class DeviceLostError(Exception):
     """The device is gone, with all that it held."""
@@ -86,6 +91,9 @@ class Executor(Protocol):
 
     def complete(self, complete: Complete) -> None:
         """The outcome of a request, exactly once; outputs are to be read before `free`."""
+
+    def put_out(self, tenant: str, message: str) -> None:
+        """The core takes no more requests of this tenant, which failed again and again."""
 
     def free(self, request: RequestId) -> None:
         """No kernel of the request will run any more: drop its buffers."""

@@ -13,6 +13,7 @@ from typing import final
 from coissue.scheduler.admission import Admission, Reject
 from coissue.scheduler.dispatch import Dispatch
 from coissue.scheduler.fairness import Fairness
+from coissue.scheduler.health import Health
 from coissue.scheduler.messages import (
     Command,
     Complete,
@@ -20,13 +21,14 @@ from coissue.scheduler.messages import (
     LaunchDone,
     LaunchFailed,
     Outcome,
+    PutOut,
     Reason,
     Submitted,
 )
 from coissue.scheduler.ports import CostView, InvariantViolation
 from coissue.scheduler.states import END_STATE, REQUEST_EDGES, KernelState, RequestState
 from coissue.scheduler.trace import Finished, RequestRecord, Trace
-from coissue.scheduler.window import Request, Window
+from coissue.scheduler.window import Request, Tenant, Window
 
 DONE, FAILED, CANCELLED = KernelState.DONE, KernelState.FAILED, KernelState.CANCELLED
 RUNNING = RequestState.RUNNING
@@ -37,14 +39,15 @@ COMPLETED, EXPIRED = Outcome.COMPLETED, Outcome.EXPIRED
 class Retire:
     """Applies what launches came to; the only place where requests end."""
 
-    __slots__ = ("_admission", "_cost", "_dispatch", "_fairness", "_window", "commands", "now_ns",
-                 "outcomes", "trace")  # fmt: skip
+    __slots__ = ("_admission", "_cost", "_dispatch", "_fairness", "_health", "_window", "commands",
+                 "now_ns", "outcomes", "trace")  # fmt: skip
 
     def __init__(
         self,
         window: Window,
         admission: Admission,
         fairness: Fairness,
+        health: Health,
         dispatch: Dispatch,
         cost: CostView,
         trace: Trace,
@@ -52,6 +55,7 @@ class Retire:
         self._window = window
         self._admission = admission
         self._fairness = fairness
+        self._health = health
         self._dispatch = dispatch
         self._cost = cost
         self.trace = trace
@@ -70,6 +74,7 @@ class Retire:
             launch.signature, flight.units, len(flight.members), flight.weight_sets,
             event.measured_ns,
         )  # fmt: skip
+        self._health.landed(flight, event.measured_ns, self.now_ns)
         self.trace.add_launch(Finished(flight, self.now_ns, ""))
         # Without units (no rows, no tokens) the members share evenly.
         per_unit = event.measured_ns / (flight.units or len(flight.members))
@@ -117,12 +122,20 @@ class Retire:
             elif index in request.retried:
                 request.states[index] = FAILED
                 self.end(request, Outcome.FAILED, Reason.LAUNCH_FAILED, event.message)
+                if not event.by_input and self._health.failed(request.tenant, self.now_ns):
+                    self._put_out(request.tenant, event.message)
             elif request.deadline_ns <= self.now_ns:
                 request.states[index] = CANCELLED
                 self.expire(request)
             else:
                 request.retried.add(index)
                 self._window.ready.push(request, index, alone=True)
+
+    def _put_out(self, tenant: Tenant, message: str) -> None:
+        """Nothing of the tenant will be tried any more."""
+        for request in list(tenant.open.values()):
+            self.end(request, Outcome.FAILED, Reason.TENANT_FAILED, message)
+        self.commands.append(PutOut(tenant.name, message))
 
     def lost(self, message: str) -> None:
         """The device is gone: requests with anything on it fail, the others keep their place."""
@@ -159,6 +172,8 @@ class Retire:
         if request.left:
             left_ns = self._admission.backlog.remove_rest(request)
             self._fairness.charge(request, -left_ns)
+        if outcome is COMPLETED:
+            request.tenant.failures = 0
         if outcome in (COMPLETED, EXPIRED):
             late = outcome is EXPIRED or self.now_ns > request.deadline_ns
             self._admission.learn(request, missed=late)

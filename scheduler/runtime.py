@@ -39,10 +39,11 @@ from coissue.scheduler.messages import (
     LaunchDone,
     LaunchFailed,
     PlanReady,
+    PutOut,
     WakeAt,
     Woke,
 )
-from coissue.scheduler.ports import Clock, DeviceLostError, Executor
+from coissue.scheduler.ports import Clock, DeviceLostError, Executor, LaunchError
 
 log = logging.getLogger("coissue.scheduler")
 T = TypeVar("T")
@@ -221,6 +222,8 @@ class Runtime:
                 self._wake_at(command.at_ns)
             case Compile():
                 self._compile(command)
+            case PutOut():
+                self._executor.put_out(command.tenant, command.message)
             case _:
                 raise TypeError(f"no executor for {command}")
 
@@ -232,7 +235,8 @@ class Runtime:
             self.post(DeviceLost(self._clock.now_ns(), str(error)))
         except Exception as error:
             log.warning("launch=%d failed=%r", launch.launch, error)
-            self.post(LaunchFailed(self._clock.now_ns(), launch.launch, str(error)))
+            by_input = isinstance(error, LaunchError) and error.by_input
+            self.post(LaunchFailed(self._clock.now_ns(), launch.launch, str(error), by_input))
         else:
             done = LaunchDone(self._clock.now_ns(), launch.launch, measured_ns)
             if self._inbox or not self.core.ends_with(launch):

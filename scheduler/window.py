@@ -32,7 +32,10 @@ CANCELLED, RUNNING = KernelState.CANCELLED, RequestState.RUNNING
 class Tenant:
     """A tenant by name, over its versions."""
 
-    __slots__ = ("active_share", "caution", "finish_ns", "name", "open", "program", "turn")
+    __slots__ = (
+        "active_share", "alone", "caution", "failures", "finish_ns", "is_out", "name", "open",
+        "program", "turn",
+    )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,6 +51,10 @@ class Tenant:
         #: counted while it has open requests (see fairness).
         self.finish_ns = 0
         self.active_share = 0.0
+        #: Out of the groups; requests in a row that failed; out of service (see health).
+        self.alone = False
+        self.failures = 0
+        self.is_out = False
 
 
 @final
@@ -189,11 +196,14 @@ class ReadyQueue:
 class Ready:
     """All ready queues, and by priority the heads of those that may be launched."""
 
-    __slots__ = ("_sequence", "count", "levels", "queues")
+    __slots__ = ("_families", "_sequence", "count", "levels", "queues")
 
     def __init__(self) -> None:
-        #: (signature, alone) -> queue. Bounded by the signatures of attached tenants.
-        self.queues: dict[tuple[SignatureId, bool], ReadyQueue] = {}
+        #: (signature, alone, tenant) -> queue; the tenant is named when it is out of the groups.
+        #: Bounded by the signatures of attached tenants.
+        self.queues: dict[tuple[SignatureId, bool, str], ReadyQueue] = {}
+        #: The queues of each signature.
+        self._families: dict[SignatureId, list[ReadyQueue]] = {}
         #: By priority: heap of (latest start, sequence, queue). An item counts only while its
         #: sequence is that of the queue's head at this priority; others are dropped on sight.
         self.levels: list[list[tuple[int, int, ReadyQueue]]] = [[] for _ in range(LATE + 1)]
@@ -201,15 +211,19 @@ class Ready:
         #: Kernels READY.
         self.count = 0
 
-    def queue(self, signature: SignatureId, alone: bool) -> ReadyQueue:
-        found = self.queues.get((signature, alone))
+    def queue(self, signature: SignatureId, alone: bool = False, owner: str = "") -> ReadyQueue:
+        found = self.queues.get((signature, alone, owner))
         if found is None:
-            found = self.queues[signature, alone] = ReadyQueue(signature, alone=alone)
+            found = self.queues[signature, alone, owner] = ReadyQueue(signature, alone=alone)
+            family = self._families.setdefault(signature, [])
+            found.gated = bool(family) and family[0].gated
+            family.append(found)
         return found
 
     def push(self, request: Request, index: int, *, alone: bool = False) -> None:
         """Makes a kernel READY whose producers are done."""
-        key = request.program.signatures[index], alone
+        tenant = request.tenant
+        key = request.program.signatures[index], alone, tenant.name if tenant.alone else ""
         queue = self.queues.get(key) or self.queue(*key)
         kernel = Kernel(request, index, queue)
         request.states[index] = READY
@@ -308,18 +322,18 @@ class Ready:
 
     def gate(self, signature: SignatureId, *, closed: bool) -> None:
         """Closed: nothing of this signature may be launched."""
-        for alone in (False, True):
-            queue = self.queue(signature, alone)
+        self.queue(signature)
+        for queue in self._families[signature]:
             queue.gated = closed
             queue.listed = 0
             self.list_head(queue)
 
     def forget(self, signature: SignatureId) -> None:
         """Drops the queues of a signature that no tenant has any more, if they are empty."""
-        for alone in (False, True):
-            queue = self.queues.get((signature, alone))
-            if queue is not None and queue.head() is None:
-                del self.queues[signature, alone]
+        if all(queue.head() is None for queue in self._families.get(signature, ())):
+            self._families.pop(signature, None)
+            for key in [key for key in self.queues if key[0] == signature]:
+                del self.queues[key]
 
 
 @final
