@@ -106,11 +106,19 @@ class Backlog:
         else:
             self._waiting[signature] -= 1
 
+    def remove_part(self, request: Request, index: int, work_ns: int) -> None:
+        """A part of the kernel is launched, and the rest goes on waiting."""
+        self._rings[request.priority][request.backlog_slot] -= work_ns
+        self._totals[request.priority] -= work_ns
+        request.charges[index] -= work_ns
+        request.cuts.add(index)
+
     def remove_rest(self, request: Request) -> int:
         """Takes out the kernels that the request's end will cancel; their predicted time."""
         work_ns = 0
         for index, state in enumerate(request.states):
-            if state <= READY and index not in request.retried:
+            waits = state <= READY or index in request.cuts
+            if waits and index not in request.retried:
                 self.remove(request, index)
                 work_ns += request.charges[index]
         return work_ns

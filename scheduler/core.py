@@ -66,6 +66,8 @@ class Stats:
     bytes_reserved: int
     backlog_ns: int
     records_dropped: int
+    #: Longest device time of one launch.
+    longest_ns: int
     #: Tenants that run alone for now (see health).
     alone: tuple[str, ...]
     outcomes: Mapping[Outcome, int]
@@ -215,7 +217,11 @@ class Core:
             self.retire.commands.append(self.dispatch.issue(batch, self.now_ns))
 
     def _arm(self, deadline_ns: int | None) -> None:
-        """Asks to be woken at the deadline, unless a wake-up comes before it."""
+        """Asks to be woken at the deadline, or when the policy wants to be asked again, unless a
+        wake-up comes before that."""
+        wake_ns = self.policy.wake_ns
+        if wake_ns > self.now_ns and (deadline_ns is None or wake_ns < deadline_ns):
+            deadline_ns = wake_ns
         if deadline_ns is None or self.now_ns < self._armed_ns <= deadline_ns:
             return
         self._armed_ns = deadline_ns
@@ -225,7 +231,7 @@ class Core:
         """True if nothing can be launched after `launch` unless something new arrives."""
         open_requests = self.window.open
         return not self.window.ready.count and all(
-            request.left == 1
+            request.left == 1 and (segment.part is None or segment.part[1] == request.rows)
             for segment in launch.segments
             if (request := open_requests.get(segment.request)) is not None
         )
@@ -247,6 +253,7 @@ class Core:
             bytes_reserved=window.bytes_reserved,
             backlog_ns=self.admission.backlog.total_ns,
             records_dropped=self.trace.dropped_count,
+            longest_ns=self.retire.longest_ns,
             alone=tuple(self.health.alone),
             outcomes=dict(self.retire.outcomes),
             tenants={name: len(tenant.open) for name, tenant in window.tenants.items()},

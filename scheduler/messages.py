@@ -64,6 +64,8 @@ class KernelSpec:
     producers: tuple[KernelIndex, ...]
     #: True: work is counted in tokens (R*T); False: in rows (R).
     per_token: bool
+    #: Its rows may run in several launches, one part after the other.
+    splittable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,8 @@ class Segment(NamedTuple):
     weights: WeightsId
     #: Rows or tokens, by `KernelSpec.per_token`.
     units: int
+    #: The rows [start, stop) of the request that this launch is for; None: all.
+    part: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)

@@ -28,6 +28,8 @@ class CoreLimits:
     bytes: int = 1 << 40
     #: No launch of several members is predicted longer; one member alone may be.
     preemption_bound_ns: int = 10 * MS
+    #: Longest that a kernel waits for partners while other work runs; 0: not at all.
+    hold_ns: int = 10 * MS
     #: How far a tenant may get ahead of another that waits, in device time per unit of share.
     fair_window_ns: int = 100 * MS
     #: Reject at once what is predicted to finish after its deadline.

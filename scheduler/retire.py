@@ -40,7 +40,7 @@ class Retire:
     """Applies what launches came to; the only place where requests end."""
 
     __slots__ = ("_admission", "_cost", "_dispatch", "_fairness", "_health", "_window", "commands",
-                 "now_ns", "outcomes", "trace")  # fmt: skip
+                 "longest_ns", "now_ns", "outcomes", "trace")  # fmt: skip
 
     def __init__(
         self,
@@ -62,6 +62,8 @@ class Retire:
         #: Where commands of the turn go; the core sets it, and the time.
         self.commands: list[Command] = []
         self.now_ns = 0
+        #: The longest launch that came back: for so long others were blocked.
+        self.longest_ns = 0
         #: Requests ended, by outcome.
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
 
@@ -75,6 +77,7 @@ class Retire:
             event.measured_ns,
         )  # fmt: skip
         self._health.landed(flight, event.measured_ns, self.now_ns)
+        self.longest_ns = max(self.longest_ns, event.measured_ns)
         self.trace.add_launch(Finished(flight, self.now_ns, ""))
         # Without units (no rows, no tokens) the members share evenly.
         per_unit = event.measured_ns / (flight.units or len(flight.members))
@@ -82,13 +85,16 @@ class Retire:
             request = kernel.request
             own_ns = int(per_unit * (kernel.units if flight.units else 1))
             request.device_ns += own_ns
-            self._fairness.charge(request, own_ns - request.charges[kernel.index])
+            self._fairness.charge(request, own_ns - kernel.charge_ns)
             request.last_done_ns = self.now_ns
             request.in_flight -= 1
-            if request.state is RUNNING:
+            request.cuts.discard(kernel.index)
+            if request.state is not RUNNING:
+                self._return_late(request, kernel.index)
+            elif kernel.part is None or kernel.part[1] == request.rows:
                 self._advance(request, kernel.index)
             else:
-                self._return_late(request, kernel.index)
+                self._go_on(request, kernel.index, kernel.part[1])
 
     def _advance(self, request: Request, index: int) -> None:
         """The kernel is done: what waited for it becomes ready, or the request has ended."""
@@ -101,6 +107,13 @@ class Retire:
             waiting[successor] -= 1
             if not waiting[successor]:
                 self._window.ready.push(request, successor)
+
+    def _go_on(self, request: Request, index: int, rows_done: int) -> None:
+        """A part of the kernel is done, and the next waits for its turn."""
+        request.parts[index] = rows_done
+        self._window.ready.push(request, index, alone=index in request.retried)
+        if request.deadline_ns <= self.now_ns:
+            self.expire(request)
 
     def _return_late(self, request: Request, index: int) -> None:
         """A kernel of a request that already has its outcome is back."""
@@ -128,6 +141,9 @@ class Retire:
                 request.states[index] = CANCELLED
                 self.expire(request)
             else:
+                if index in request.cuts:
+                    request.cuts.discard(index)
+                    self._admission.backlog.remove(request, index)
                 request.retried.add(index)
                 self._window.ready.push(request, index, alone=True)
 

@@ -62,9 +62,9 @@ class Request:
     """An admitted request until its outcome is out and its last kernel is back."""
 
     __slots__ = (
-        "backlog_slot", "begin_ns", "bytes", "charges", "deadline_ns", "device_ns", "due_ns",
-        "fair_ns", "first_launch_ns", "id", "in_flight", "lane", "last_done_ns", "left",
-        "priority", "profile", "program", "ready", "retried", "rows", "state", "states",
+        "backlog_slot", "begin_ns", "bytes", "charges", "cuts", "deadline_ns", "device_ns",
+        "due_ns", "fair_ns", "first_launch_ns", "id", "in_flight", "lane", "last_done_ns", "left",
+        "parts", "priority", "profile", "program", "ready", "retried", "rows", "state", "states",
         "submitted_ns", "tenant", "tokens", "waiting",
     )  # fmt: skip
 
@@ -91,6 +91,10 @@ class Request:
         self.left = len(program.successors)
         #: Kernels IN_FLIGHT.
         self.in_flight = 0
+        #: Rows done of kernels that run in parts, by index.
+        self.parts: dict[int, int] = {}
+        #: Kernels with a part in flight that is not the last: the backlog counts their rest.
+        self.cuts: set[int] = set()
         #: Kernels whose launch failed once.
         self.retried: set[int] = set()
         #: Place in the order of segments: where it stood in its last launch.
@@ -121,8 +125,8 @@ class Kernel:
     """A kernel of a request from READY on."""
 
     __slots__ = (
-        "done_by_ns", "index", "latest_ns", "live", "queue", "request", "units", "urgency_ns",
-        "weights",
+        "charge_ns", "done_by_ns", "index", "latest_ns", "live", "part", "queue", "request",
+        "units", "urgency_ns", "weights",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, queue: ReadyQueue) -> None:
@@ -141,6 +145,29 @@ class Kernel:
         self.done_by_ns = self.latest_ns + profile.own_ns[index]
         #: In its queue. False: its heap entry is dead.
         self.live = True
+        #: The rows it is launched for, if not all; what the backlog counted for them.
+        self.part: tuple[int, int] | None = None
+        self.charge_ns = 0
+        if index in request.parts:
+            self._go_on(request.parts[index], profile.own_ns[index])
+
+    def _go_on(self, done: int, own_ns: int) -> None:
+        """`done` rows are behind it."""
+        rows = self.request.rows
+        spared_ns = own_ns * done // rows
+        self.part = (done, rows)
+        self.units -= self.units * done // rows
+        self.urgency_ns += spared_ns
+        self.latest_ns += spared_ns
+
+    def cut(self, stop: int) -> int:
+        """Launches it for its next rows up to `stop` only; the predicted time of the rest."""
+        rows = self.request.rows
+        start = self.part[0] if self.part else 0
+        whole, left_ns = self.units, self.done_by_ns - self.latest_ns
+        self.part = (start, stop)
+        self.units = whole * (stop - start) // (rows - start)
+        return left_ns * (whole - self.units) // whole
 
 
 @unique
@@ -158,10 +185,13 @@ Entry = tuple[int, int, int, Kernel]
 class ReadyQueue:
     """READY kernels of one signature in slack order."""
 
-    __slots__ = ("alone", "dead_count", "gated", "group_hint", "heap", "listed", "signature")
+    __slots__ = ("alone", "dead_count", "gated", "group_hint", "heap", "held_since_ns", "listed",
+                 "owner", "signature")  # fmt: skip
 
-    def __init__(self, signature: SignatureId, *, alone: bool) -> None:
+    def __init__(self, signature: SignatureId, *, alone: bool, owner: str) -> None:
         self.signature = signature
+        #: The one tenant whose kernels these are, if it is out of the groups.
+        self.owner = owner
         #: Its kernels may not share a launch (retries).
         self.alone = alone
         #: True while no plan exists: nothing of it may be launched.
@@ -172,6 +202,12 @@ class ReadyQueue:
         self.listed = 0
         #: Members of its last launch: where coalescing begins to search.
         self.group_hint = 8
+        #: Since when its head has waited for partners; 0: it has not.
+        self.held_since_ns = 0
+
+    @property
+    def live_count(self) -> int:
+        return len(self.heap) - self.dead_count
 
     def head(self) -> Entry | None:
         """The most urgent live kernel; drops dead ones before it."""
@@ -214,7 +250,9 @@ class Ready:
     def queue(self, signature: SignatureId, alone: bool = False, owner: str = "") -> ReadyQueue:
         found = self.queues.get((signature, alone, owner))
         if found is None:
-            found = self.queues[signature, alone, owner] = ReadyQueue(signature, alone=alone)
+            found = self.queues[signature, alone, owner] = ReadyQueue(
+                signature, alone=alone, owner=owner
+            )
             family = self._families.setdefault(signature, [])
             found.gated = bool(family) and family[0].gated
             family.append(found)
@@ -341,8 +379,8 @@ class Window:
     """Tenants, their open requests, and the ready kernels."""
 
     __slots__ = (
-        "_deadlines", "_sequence", "bytes_reserved", "ended", "open", "plans", "ready", "tenants",
-        "weights",
+        "_deadlines", "_sequence", "bytes_reserved", "ended", "feeders", "open", "plans", "ready",
+        "tenants", "weights",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -354,6 +392,8 @@ class Window:
         self.ready = Ready()
         #: signature -> weights -> programs that have it attached.
         self.weights: dict[SignatureId, dict[int, int]] = {}
+        #: signature -> signatures of producers of its kernels -> how many attached kernels say so.
+        self.feeders: dict[SignatureId, dict[SignatureId, int]] = {}
         #: Attached signatures without a plan; all others have one.
         self.plans: dict[SignatureId, PlanState] = {}
         #: Sum over `open` and `ended`.
@@ -367,6 +407,10 @@ class Window:
         for kernel in program.spec.kernels:
             users = self.weights.setdefault(kernel.signature, {})
             users[kernel.weights] = users.get(kernel.weights, 0) + 1
+            feeders = self.feeders.setdefault(kernel.signature, {})
+            for producer in kernel.producers:
+                signature = program.spec.kernels[producer].signature
+                feeders[signature] = feeders.get(signature, 0) + 1
         tenant = self.tenants.setdefault(program.spec.name, Tenant(program.spec.name))
         self._drop_users(tenant.program)
         tenant.program = program
@@ -382,13 +426,21 @@ class Window:
             del self.tenants[name]
 
     def _drop_users(self, program: Program | None) -> None:
-        for kernel in program.spec.kernels if program else ():
+        if program is None:
+            return
+        for kernel in program.spec.kernels:
             users = self.weights[kernel.signature]
             users[kernel.weights] -= 1
             if not users[kernel.weights]:
                 del users[kernel.weights]
+            feeders = self.feeders[kernel.signature]
+            for producer in kernel.producers:
+                signature = program.spec.kernels[producer].signature
+                feeders[signature] -= 1
+                if not feeders[signature]:
+                    del feeders[signature]
             if not users:
-                del self.weights[kernel.signature]
+                del self.weights[kernel.signature], self.feeders[kernel.signature]
                 self.plans.pop(kernel.signature, None)
                 self.ready.forget(kernel.signature)
 

@@ -83,6 +83,7 @@ def draw_spec(seed: int) -> TenantSpec:
             WeightsId(rng.randrange(3)),
             tuple(KernelIndex(p) for p in range(index) if rng.random() < 0.5),
             rng.random() < 0.5,
+            rng.random() < 0.5,
         )
         for index in range(rng.randrange(6))
     )
@@ -142,7 +143,7 @@ class CoreMachine(RuleBasedStateMachine):
             case Launch():
                 assert command.launch not in self.launches
                 assert command.earliest_ns == self.now_ns <= command.latest_ns
-                if len(command.segments) > 1:
+                if len(command.segments) > 1 and self.core.policy.is_fair:
                     assert command.predicted_ns <= self.core.limits.preemption_bound_ns
                 self.launches[command.launch] = command
                 assert self.core.device_up, "launched on a lost device"

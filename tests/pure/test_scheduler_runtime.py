@@ -64,7 +64,7 @@ class Rig:
         self.clock = MonotonicClock()
         self.executor = FakeExecutor()
         self.crashes: SimpleQueue = SimpleQueue()
-        core = Core(CoreLimits(**limits), "space_time", COST, None)
+        core = Core(CoreLimits(hold_ns=0, **limits), "space_time", COST, None)
         self.runtime = Runtime(core, self.executor, self.clock, on_crash=self.crashes.put)
         self.runtime.start()
         self.runtime.post(Attached(self.clock.now_ns(), tenant("a", *chain(7, 8))))
