@@ -15,7 +15,7 @@ from typing import Final, Protocol, final
 
 from coissue.scheduler.coalesce import Batch, coalesce
 from coissue.scheduler.hold import hold
-from coissue.scheduler.pick import pick
+from coissue.scheduler.pick import pick, resolve
 from coissue.scheduler.ports import MS, CoreLimits, CostView
 from coissue.scheduler.window import Kernel, Request, Tenant, Window
 
@@ -48,6 +48,7 @@ class SpaceTime:
         lead = pick(window.ready, now_ns)
         if lead is None:
             return None
+        lead = resolve(lead, window.ready, self._limits, self._cost, now_ns)
         if self._limits.hold_ns:
             lead = hold(lead, window, self._limits, self._cost, now_ns) or lead
         return coalesce(lead, window.ready, self._limits, self._cost, now_ns)
