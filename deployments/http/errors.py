@@ -48,6 +48,7 @@ STATUS: Final[dict[str, int]] = {
     "device_lost": 503,
     "loading": 503,
     "failed": 503,
+    "tenant_failed": 503,
     "expired": 504,
 }
 #: Statuses whose answer says when to try again.

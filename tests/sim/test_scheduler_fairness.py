@@ -195,7 +195,9 @@ def test_a_noisy_neighbour_costs_the_quiet_nothing():
     asked = [sum(owner == index for _, owner in loop.arrivals) for index in range(8)]
     loop.run_all()
     attained = [good / count for good, count in zip(loop.good, asked, strict=True)]
-    assert min(attained[1:]) >= 0.98, attained
+    # The cautious 1 % of admission and the luck of 130 requests each; without shares 0.91 to 0.95.
+    assert sum(loop.good[1:]) >= 0.99 * sum(asked[1:]), attained
+    assert min(attained[1:]) >= 0.97, attained
     assert loop.good[0] >= 0.5 * 3 * 1000, "what the others leave is the neighbour's"
     assert Reason.OVER_SHARE in loop.reasons[0]
     assert all(Reason.OVER_SHARE not in reasons for reasons in loop.reasons[1:])
