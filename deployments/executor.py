@@ -75,8 +75,9 @@ class Running:
 class DeviceExecutor:
     """The runtime's executor over the CPU device."""
 
-    def __init__(self, device: CpuDevice) -> None:
+    def __init__(self, device: CpuDevice, put_out: Callable[[str, str], None]) -> None:
         self._device = device
+        self._put_out = put_out
         #: Every request that has no answer yet.
         self._running: dict[RequestId, Running] = {}
         self._reader = Reader()
@@ -107,7 +108,7 @@ class DeviceExecutor:
         try:
             self._device.run(segments)
         except IndexError as error:  # an id beyond an embedding's table: the client's mistake
-            raise LaunchError(BAD_INDEX) from error
+            raise LaunchError(BAD_INDEX, by_input=True) from error
 
     @staticmethod
     def _enter(starting: list[Running], now_ns: int) -> None:
@@ -140,6 +141,9 @@ class DeviceExecutor:
             device_ns=running.device_ns,
             launches=running.launches,
         )
+
+    def put_out(self, tenant: str, message: str) -> None:
+        self._put_out(tenant, message)
 
     def free(self, request: RequestId) -> None:
         self._running.pop(request, None)

@@ -21,6 +21,7 @@ from typing import Any, TextIO, final
 from wsgiref.simple_server import WSGIServer
 
 import uvloop
+from msgspec import structs
 
 from coissue.deployments.attach import Attacher, AttachError, bytes_needed, describe_tenant
 from coissue.deployments.channel.frames import Endpoint, Refused, TenantInfo
@@ -77,7 +78,7 @@ class SchedulerHost:
         self._costs_of = f"{self.device.name}, grid {GRID}"
         self.costs.table.load(self._costs_file, self._costs_of)
         self._recording: TextIO | None = None
-        self.executor = DeviceExecutor(self.device)
+        self.executor = DeviceExecutor(self.device, self._put_out)
         self.clock = MonotonicClock()
         recorder = self._start_recorder()
         core = Core(
@@ -120,8 +121,11 @@ class SchedulerHost:
         scheduler = self.settings.scheduler
         return CoreLimits(
             window=scheduler.window,
+            slots=scheduler.slots,
             bytes=self.settings.device.memory_bytes,
             preemption_bound_ns=round(scheduler.preemption_bound_ms * MS),
+            hold_ns=round(scheduler.hold_ms * MS),
+            fair_window_ns=round(scheduler.fair_window_ms * MS),
             admission=scheduler.admission,
         )
 
@@ -207,6 +211,16 @@ class SchedulerHost:
                 self.attacher.detach(name)
         self.channel.push_directory()
 
+    def _put_out(self, tenant: str, message: str) -> None:
+        """The core takes no more requests of a tenant; called on the runtime's thread."""
+        logger.error("tenant=%s out of service: %s", tenant, message)
+        with self._lock:
+            info = self._infos.get(tenant)
+            if info is not None:
+                reason = f"its requests failed again and again: {message}"
+                self._infos[tenant] = structs.replace(info, state="failed", reason=reason)
+        self.channel.push_directory()
+
     def set_policy(self, policy: str) -> None:
         if policy not in POLICIES:
             raise ValueError(f"policy {policy!r} is not one of {', '.join(sorted(POLICIES))}")
@@ -270,8 +284,11 @@ class SchedulerHost:
         return self.metrics.render()
 
     def _levels(self) -> Levels:
+        stats = self.runtime.core.stats()
         return Levels(
-            window_requests=self.runtime.core.stats().requests_open,
+            window_requests=stats.requests_open,
+            tenants_alone=len(stats.alone),
+            longest_launch_ns=stats.longest_ns,
             weight_bytes_held=self.device.bytes_held,
             weight_bytes_saved=self.device.bytes_saved,
             tenants_by_state=Counter(info.state for info in self._infos.values()),
@@ -285,6 +302,8 @@ class SchedulerHost:
                 "pid": os.getpid(),
                 "device": self.device.name,
                 "policy": stats.policy,
+                "tenants_alone": stats.alone,
+                "longest_launch_ms": stats.longest_ns / MS,
                 "requests_open": stats.requests_open,
                 "weight_bytes": self.device.bytes_held,
                 "weight_saved_bytes": self.device.bytes_saved,

@@ -10,7 +10,8 @@ launch ran. A poster stamps its event with the runtime's clock when the thing ha
 posters can race by microseconds, so an event that comes with an earlier time than the one before it
 is moved to that time. Each turn ends with `Woke(now)`: decisions are made at the time of the turn,
 while records keep the time of arrival. `call` runs a function here between launches.
-A launch runs here, so the device needs no lock; limits.slots must be 1.
+With one slot a launch runs here, so the device needs no lock. With more (the baseline space_only)
+each slot has a thread, launches run beside each other, and `call` does not wait for them.
 A bug (`InvariantViolation` or any unexpected exception) ends the runtime through `on_crash`.
 """
 
@@ -20,7 +21,7 @@ import logging
 from asyncio import AbstractEventLoop, TimerHandle, new_event_loop, set_event_loop
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from operator import attrgetter
 from threading import Lock, Thread, get_ident
@@ -70,9 +71,9 @@ class Runtime:
     ) -> None:
         """`on_crash` is called on the loop, after the last turn; `record` after each turn of the
         core, with its events and commands."""
-        if core.limits.slots != 1:
-            raise ValueError("a blocking executor has one slot")
         self.core = core
+        slots = core.limits.slots
+        self._pool = ThreadPoolExecutor(slots, "coissue-slot") if slots > 1 else None
         self.loop = new_loop()
         self._executor = executor
         self._clock = clock
@@ -142,6 +143,8 @@ class Runtime:
             self._running = False
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout_s)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -228,21 +231,29 @@ class Runtime:
                 raise TypeError(f"no executor for {command}")
 
     def _launch(self, launch: Launch) -> None:
+        if self._pool is not None:
+            self._pool.submit(lambda: self.post(self._run_launch(launch)))
+            return
+        event = self._run_launch(launch)
+        is_done = isinstance(event, LaunchDone)
+        if is_done and not self._inbox and self.core.ends_with(launch):
+            # What arrived meanwhile cannot be late for a batch: answer at once.
+            self._advance([event])
+        else:
+            self.post(event)
+
+    def _run_launch(self, launch: Launch) -> Event:
+        """What the launch came to."""
         try:
             measured_ns = self._executor.launch(launch)
         except DeviceLostError as error:
             log.exception("launch=%d device_lost=1", launch.launch)
-            self.post(DeviceLost(self._clock.now_ns(), str(error)))
+            return DeviceLost(self._clock.now_ns(), str(error))
         except Exception as error:
             log.warning("launch=%d failed=%r", launch.launch, error)
             by_input = isinstance(error, LaunchError) and error.by_input
-            self.post(LaunchFailed(self._clock.now_ns(), launch.launch, str(error), by_input))
-        else:
-            done = LaunchDone(self._clock.now_ns(), launch.launch, measured_ns)
-            if self._inbox or not self.core.ends_with(launch):
-                self.post(done)
-            else:  # what arrived meanwhile cannot be late for a batch: answer at once
-                self._advance([done])
+            return LaunchFailed(self._clock.now_ns(), launch.launch, str(error), by_input)
+        return LaunchDone(self._clock.now_ns(), launch.launch, measured_ns)
 
     def _compile(self, compile: Compile) -> None:
         try:

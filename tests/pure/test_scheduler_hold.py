@@ -3,8 +3,9 @@ device."""
 
 from __future__ import annotations
 
+from pure.scheduler_fakes import Bench, chain, launched, launches, tenant
+
 from coissue.scheduler.null_device import LinearCost
-from tests.pure.scheduler_fakes import Bench, chain, launched, launches, tenant
 
 #: Joining saves nearly all of the second launch.
 COST = LinearCost(100, 1, 0)

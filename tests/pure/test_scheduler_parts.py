@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from pure.scheduler_fakes import Bench, ended, kernel, launched, launches, tenant
 
 from coissue.scheduler.messages import Complete, Free, LaunchFailed, Outcome, Reason
 from coissue.scheduler.null_device import LinearCost
-from tests.pure.scheduler_fakes import Bench, ended, kernel, launched, launches, tenant
 
 FAR = 10**9
 

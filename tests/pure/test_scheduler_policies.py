@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pure.scheduler_fakes import Bench, chain, launched, launches, tenant
+
 from coissue.scheduler.messages import WakeAt, Woke
 from coissue.scheduler.policies import BatchPerModel
 from coissue.scheduler.ports import MS
-from tests.pure.scheduler_fakes import Bench, chain, launched, launches, tenant
 
 FAR = 10_000 * MS
 

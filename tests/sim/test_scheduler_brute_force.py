@@ -7,11 +7,11 @@ from itertools import combinations
 from random import Random
 
 import pytest
+from pure.scheduler_fakes import Bench, kernel, launches, tenant
 
 from coissue.scheduler.messages import Complete, LaunchDone, Outcome, RequestId, Submitted
 from coissue.scheduler.null_device import LinearCost
 from coissue.scheduler.ports import MS
-from tests.pure.scheduler_fakes import Bench, kernel, launches, tenant
 
 #: A launch of n units of w weight sets takes 40 + 20 n + 5 (w - 1).
 COST = LinearCost(40 * MS, 20 * MS, 5 * MS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from pure.scheduler_fakes import chain
 
 from coissue.scheduler.core import Core
 from coissue.scheduler.messages import (
@@ -22,7 +23,6 @@ from coissue.scheduler.messages import (
 )
 from coissue.scheduler.null_device import LinearCost
 from coissue.scheduler.ports import MS, CoreLimits
-from tests.pure.scheduler_fakes import chain
 
 SECOND = 1000 * MS
 COST = LinearCost(0, 1 * MS, 0)  # one unit takes 1 ms, and joining saves nothing

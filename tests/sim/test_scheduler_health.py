@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+from pure.scheduler_fakes import Bench, chain, tenant
+
 from coissue.scheduler import health
 from coissue.scheduler.messages import (
     Attached,
@@ -21,7 +23,6 @@ from coissue.scheduler.messages import (
     Submitted,
 )
 from coissue.scheduler.ports import MS
-from tests.pure.scheduler_fakes import Bench, chain, tenant
 
 SECOND = 1000 * MS
 NAMES = [f"t{i}" for i in range(8)]
