@@ -124,6 +124,23 @@ def simulate(
     console.print(simulation.render_table(runs))
 
 
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="What `scheduler.record_to` wrote.")],
+    check: Annotated[bool, typer.Option(help="Check every invariant after every turn.")] = False,
+) -> None:
+    """Feed a recorded run to a fresh scheduler core: it must decide the same, turn by turn."""
+    from coissue.scheduler import recording
+
+    try:
+        with file.open() as lines:
+            stats = recording.replay(lines, check=check).stats()
+    except (OSError, recording.ReplayError) as error:
+        fail(f"{file}: {error}")
+    outcomes = (f"{count} {outcome.value}" for outcome, count in stats.outcomes.items())
+    typer.echo(f"the same commands throughout: {', '.join(outcomes)}")
+
+
 def fetch_status(url: str, timeout_s: float = 5.0) -> dict[str, Any]:
     """`GET /status`. Raises `OSError` or `ValueError`."""
     _ = urllib.parse.urlsplit(url).port  # a `ValueError` where `int` would take 1_0

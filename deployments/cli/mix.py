@@ -22,6 +22,8 @@ from coissue.scheduler.simulation.cluster import capacity_hz
 
 US = 1000
 SECOND = 1000 * MS
+#: A signature's number by its name.
+Find = Callable[[str], SignatureId]
 
 
 def _need(holds: bool, sentence: str) -> None:
@@ -99,17 +101,14 @@ class Mix:
 
 
 def make_scenario(
-    mix: Mix,
-    seed: int,
-    *,
-    cost: CostView | None = None,
-    find: Callable[[str], SignatureId] | None = None,
+    mix: Mix, seed: int, *, cost: CostView | None = None, find: Find | None = None
 ) -> Scenario:
-    """`cost` and `find` (a signature's number by its name): a measured table instead of the mix's
-    costs. Raises ValueError and OSError for a trace, and what `find` raises."""
+    """`cost` and `find`: a measured table instead of the mix's costs.
+
+    Raises ValueError and OSError for a trace, and what `find` raises.
+    """
     tenants, own = _make_tenants(mix, find)
-    ranks = list(range(1, len(tenants) + 1))
-    Random(f"{seed}/ranks").shuffle(ranks)
+    ranks = Random(f"{seed}/ranks").sample(range(1, len(tenants) + 1), len(tenants))
     traffic = mix.traffic
     if mix.trace is not None:
         traffic = Traffic(trace_ns=read_trace(Path(mix.trace), mix.trace_column))
@@ -134,7 +133,7 @@ def make_scenario(
 
 
 def _make_tenants(
-    mix: Mix, find: Callable[[str], SignatureId] | None
+    mix: Mix, find: Find | None
 ) -> tuple[list[SimTenant], dict[SignatureId, tuple[int, int]]]:
     """All tenants, and the costs of their kernels (fixed, per unit)."""
     tenants: list[SimTenant] = []

@@ -25,6 +25,8 @@ from coissue.scheduler.simulation import simulate
 from coissue.scheduler.simulation.cluster import place
 from coissue.scheduler.simulation.report import BINS
 
+#: As many as `scheduler.slots` allows.
+STREAMS_LIMIT = 64
 #: What the table shows of a run: heading, key of the summary, format.
 COLUMNS = (
     ("requests", "requests", "{:,}"), ("in time", "attainment", "{:.2%}"),
@@ -49,15 +51,11 @@ def load_mix(path: Path | None) -> Mix:
 
 
 def vary(mix: Mix, policies: list[str], loads: list[float]) -> list[Mix]:
-    """One mix for each policy and load. Raises ValueError."""
-    if policies == ["all"]:
-        policies = list(POLICIES)
-    for policy in policies:
-        if policy not in POLICIES:
-            raise ValueError(f"policy: one of {', '.join(POLICIES)}, not {policy!r}")
+    """One mix for each policy (`all`: every one) and load."""
+    chosen = list(POLICIES) if policies == ["all"] else policies or [mix.policy]
     return [
         replace(mix, policy=policy, load=load, rate_hz=None if loads else mix.rate_hz)
-        for policy in policies or [mix.policy]
+        for policy in chosen
         for load in loads or [mix.load]
     ]
 
@@ -85,22 +83,18 @@ class MeasuredCosts:
 
 
 def run_mix(
-    mix: Mix,
-    seed: int,
-    *,
-    measured: MeasuredCosts | None = None,
-    check: bool = False,
+    mix: Mix, seed: int, measured: MeasuredCosts | None = None, *, check: bool = False,
     progress: Any = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """One run, as JSON data. Raises ValueError, OSError, InvariantViolation."""
     cost: CostView | None = measured.costs if measured else None
     find = measured.find if measured else None
     scenario = replace(make_scenario(mix, seed, cost=cost, find=find), check=check)
     placement = place(scenario.tenants, mix.devices, mix.limits, cost or scenario.cost, mix.spread)
-    # A policy may ask for a slot of its own for every tenant of a device.
-    if getattr(POLICIES[mix.policy], "slot_per_tenant", False):
+    if mix.policy == "space_only":  # a stream for every tenant of a device
         most = max(Counter(device for where in placement.values() for device in where).values())
-        scenario = replace(scenario, limits=replace(scenario.limits, slots=most))
+        limits = replace(scenario.limits, slots=min(most, STREAMS_LIMIT))
+        scenario = replace(scenario, limits=limits)
     report = simulate(scenario, seed, cost=cost, placement=placement, progress=progress)
     return {"policy": mix.policy, "load": mix.load, "seed": seed, **report.to_plain()}
 
@@ -114,12 +108,11 @@ def run_all(
         for mix in mixes:
             total_ns = mix.duration_s * 1000 * MS
             task = bar.add_task(f"{mix.policy} at load {mix.load:g}", total=total_ns)
-            runs.append(
-                run_mix(
-                    mix, seed, measured=measured, check=check,
-                    progress=lambda now_ns, task=task: bar.update(task, completed=now_ns),
-                )
-            )  # fmt: skip
+
+            def tell(now_ns: int, task: Any = task) -> None:
+                bar.update(task, completed=now_ns)
+
+            runs.append(run_mix(mix, seed, measured, check=check, progress=tell))
             bar.update(task, completed=total_ns)
     return runs
 
@@ -141,30 +134,26 @@ def write_plots(runs: list[dict[str, Any]], folder: Path) -> None:
     """latency.svg, timeline.svg and, over several loads, goodput.svg and attainment.svg."""
     folder.mkdir(parents=True, exist_ok=True)
     several = len({run["load"] for run in runs}) > 1
-    names = [f"{run['policy']}, {run['load']:g}" if several else run["policy"] for run in runs]
-    curves = {
-        name: [(ms, percent) for percent, ms in run["latency_curve"]]
-        for name, run in zip(names, runs, strict=True)
-    }
-    chart = render_chart("Latency of completed requests", "ms", "% within", curves)
-    (folder / "latency.svg").write_text(chart)
-    timelines = {
-        name: [
-            ((place + 0.5) * run["duration_ms"] / 1000 / BINS, 100 * good / asked)
-            for place, (good, asked) in enumerate(
-                zip(run["good_bins"], run["asked_bins"], strict=True)
-            )
-            if asked
+    curves: dict[str, list[tuple[float, float]]] = {}
+    times: dict[str, list[tuple[float, float]]] = {}
+    by_load: dict[str, dict[str, list[tuple[float, float]]]] = {"goodput_hz": {}, "attainment": {}}
+    for run in runs:
+        name = f"{run['policy']}, {run['load']:g}" if several else run["policy"]
+        curves[name] = [(ms, percent) for percent, ms in run["latency_curve"]]
+        bin_s = run["duration_ms"] / 1000 / BINS
+        bins = zip(run["good_bins"], run["asked_bins"], strict=True)
+        times[name] = [
+            ((i + 0.5) * bin_s, 100 * good / asked) for i, (good, asked) in enumerate(bins) if asked
         ]
-        for name, run in zip(names, runs, strict=True)
+        for key, lines in by_load.items():
+            lines.setdefault(run["policy"], []).append((run["load"], run["summary"][key]))
+    charts = {
+        "latency": ("Latency of completed requests", "ms", "% within", curves),
+        "timeline": ("In time, by time of submission", "s", "% of requests", times),
     }
-    chart = render_chart("In time, by time of submission", "s", "% of requests", timelines)
-    (folder / "timeline.svg").write_text(chart)
-    for key, title, factor in (("goodput_hz", "requests/s in time", 1), ("attainment", "%", 100)):
-        by_policy: dict[str, list[tuple[float, float]]] = {}
-        for run in runs:
-            point = run["load"], factor * run["summary"][key]
-            by_policy.setdefault(run["policy"], []).append(point)
-        if several:
-            chart = render_chart("In time by load", "load of perfect packing", title, by_policy)
-            (folder / f"{key.removesuffix('_hz')}.svg").write_text(chart)
+    if several:
+        x = "load, of perfect packing"
+        charts["goodput"] = ("Requests in time", x, "per second", by_load["goodput_hz"])
+        charts["attainment"] = ("Requests in time", x, "of those asked", by_load["attainment"])
+    for name, chart in charts.items():
+        (folder / f"{name}.svg").write_text(render_chart(*chart))

@@ -7,9 +7,11 @@ import json
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from coissue.deployments.capture.pipeline import capture
 from coissue.deployments.channel.client import SchedulerClient
+from coissue.deployments.cli.main import app
 from coissue.deployments.costs import Costs
 from coissue.deployments.host import SchedulerHost
 from coissue.deployments.settings import AppSettings
@@ -69,6 +71,16 @@ def test_a_live_run_is_replayed_event_by_event(recording):
     outcomes = {outcome.value: count for outcome, count in core.stats().outcomes.items()}
     assert outcomes["completed"] == 60
     assert outcomes["rejected"] + outcomes["expired"] == 3
+
+
+def test_the_command_line_replays(recording, tmp_path):
+    made = CliRunner().invoke(app, ["replay", str(recording[0]), "--check"])
+    assert made.exit_code == 0, made.output
+    assert "60 completed" in made.output
+    (tmp_path / "run.jsonl").write_text("{}")
+    made = CliRunner().invoke(app, ["replay", str(tmp_path / "run.jsonl")])
+    assert made.exit_code == 1
+    assert "run.jsonl: line 1: not a recording" in made.output
 
 
 def test_a_changed_event_is_noticed(recording):
