@@ -163,7 +163,6 @@ class BatchPerModel:
     def __init__(self, limits: CoreLimits, cost: CostView, rng: Random) -> None:
         self._cost = cost
         self._most = min(self.BATCH_MAX, limits.segments)
-        self._slots = limits.slots
         #: The batches that run, each the requests of one tenant.
         self._running: list[list[Request]] = []
         #: When the next batch is due; 0: none waits.
@@ -179,8 +178,6 @@ class BatchPerModel:
             kernels = self._next_kernels(batch)
             if kernels:
                 return self._make(kernels, window, now_ns)
-        if len(self._running) >= self._slots:
-            return None
         gathered = self._gather(window, now_ns)
         kernels = self._next_kernels(gathered)
         if not kernels:
