@@ -99,7 +99,7 @@ class Attacher:
             raise AttachError(f"limits: {error}") from None
         try:
             self._attached[tenant.name] = Attached(
-                tenant, slo, version, lower(artifact.program), digests,
+                tenant, slo, version, lower(artifact.program, exact=tenant.exact), digests,
                 float(artifact.meta["tolerance"]), artifact.references,
             )  # fmt: skip
             changed = self._rejoin()

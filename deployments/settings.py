@@ -163,6 +163,9 @@ class TenantSettings(Settings):
     isolation: Literal["shared", "dedicated"] = "shared"
     #: What to do with NaN or Inf in a float input.
     nan: Literal["allow", "reject"] = "allow"
+    #: The same row gives the same bits whatever else runs, at the cost of speed; see
+    #: docs/decisions/009-exact-mode.md.
+    exact: bool = False
 
     @model_validator(mode="after")
     def _own_code_is_dedicated(self) -> TenantSettings:

@@ -100,6 +100,11 @@ class Kernel:
     #: Hex digest of structure, attributes, dtypes, dims (R and T symbolic), layouts and modes.
     #: Not of weights, limits or names.
     signature: str
+    #: Whether a row's bits must not depend on the rest of the launch. Part of the signature.
+    exact: bool
+    #: Whether some rows of a request may be run before its others: no op is run per request, and
+    #: every input and output is packed (or FIXED).
+    splittable: bool
 
 
 @dataclass(frozen=True, slots=True)
