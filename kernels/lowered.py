@@ -102,8 +102,7 @@ class Kernel:
     signature: str
     #: Whether a row's bits must not depend on the rest of the launch. Part of the signature.
     exact: bool
-    #: Whether some rows of a request may be run before its others: no op is run per request, and
-    #: every input and output is packed (or FIXED).
+    #: Whether some rows of a request may be run before its others; see `layouts.is_splittable`.
     splittable: bool
 
 

@@ -2,8 +2,8 @@
 
 In it: the ops in order with attributes, modes and wiring, the dtype and logical shape of every
 value (R and T symbolic, so every other extent counts), layouts, which values are inputs, weights
-(the same weight read twice is not two weights) and outputs, and exact mode. Not in it: what the weights hold,
-names, module paths, limits. Values are numbered by first use, as are `Kernel.inputs` and its
+(the same weight read twice is not two weights) and outputs, exact mode. Not in it: what the weights
+hold, names, module paths, limits. Values are numbered by first use, as are `Kernel.inputs` and its
 other values: kernels of one signature correspond position by position.
 """
 

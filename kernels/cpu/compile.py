@@ -55,9 +55,10 @@ class Plan:
         #: Each with the slots no later step reads.
         self.steps: list[tuple[Step, tuple[int, ...]]] = [(p.step, p.kills) for p in builder.parts]
         if kernel.exact:
+            constants = builder.env
             self.steps = exact.arrange(
                 builder.parts, [slot for slot, _ in self.outputs],
-                lambda part: blocks.of(part, builder.env),
+                lambda part, length: blocks.of(part, constants, length),
             )  # fmt: skip
         self._constants: list[Any] = builder.env
         #: (slot, position in `kernel.weights`, whether it wants the tensor).
@@ -286,15 +287,13 @@ class _Builder:
         return self.slots[x], self._input_slot(w, as_tensor=False), (*stored, _NONE)[0]
 
     def _conv(self, op: Op) -> tuple[Step, tuple[int, ...]] | None:
-        """A convolution with weights from the store, and its slots; None where torch is as good.
-
-        Exact ones too: whether there is memory to pack the weights must not show.
-        """
+        """A convolution with weights from the store, and its slots; None where torch is as good."""
         type_ = self.packing(op.inputs[0]).type
-        if self._kernel.exact or type_.dtype != "f32" or len(type_.shape) != 4 or not gemm.HAS_ONEDNN:
+        if type_.dtype != "f32" or len(type_.shape) != 4 or not gemm.HAS_ONEDNN:
             return None
         ins = self._stored_slots(op)
-        call = _call(Conv(self._store, op.attrs), ins, self._outs(op))
+        conv = Conv(self._store, op.attrs, exact=self._kernel.exact)
+        call = _call(conv, ins, self._outs(op))
         return self._grouped(op, ins, call), ins
 
     def _linear(self, op: Op) -> tuple[Step, tuple[int, ...]]:

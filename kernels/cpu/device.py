@@ -170,9 +170,7 @@ class CpuDevice:
                 weight.convert(ops.DTYPES[lowered.program.types[value].dtype])
             weights = self._sets[key] = WeightSet(self._set_count, plan, stored)
         drops = lowered.drops[kernel_index]
-        return BoundKernel(
-            plan, weights, kernel.inputs, kernel.outputs, drops, kernel.splittable
-        )
+        return BoundKernel(plan, weights, kernel.inputs, kernel.outputs, drops, kernel.splittable)
 
     @torch.inference_mode()
     def run(self, segments: Sequence[DeviceSegment]) -> None:
@@ -185,7 +183,8 @@ class CpuDevice:
         for segment in segments:
             _check_part(segment)
         order = _ordered(plan, [s for s in segments if s.rows])
-        frames = [(_make_frame(own), own) for own in _frames_of(plan, order)]
+        bounds = _groups(order) if plan.exact else [(0, len(order))] if order else []
+        frames = [(_make_frame(order[a:b]), order[a:b]) for a, b in bounds]
         for frame, own in frames:
             for place, (slot, packing) in enumerate(plan.inputs):
                 frame.env[slot] = _gather(own, place, packing)
@@ -244,13 +243,6 @@ def _groups(order: Sequence[DeviceSegment]) -> list[tuple[int, int]]:
         if i == 0 or order[i].kernel.weights is not order[i - 1].kernel.weights
     ]  # fmt: skip
     return list(zip(starts, [*starts[1:], len(order)], strict=True))
-
-
-def _frames_of(plan: Plan, order: Sequence[DeviceSegment]) -> list[Sequence[DeviceSegment]]:
-    """The segments of each frame: all, or those of one weight set."""
-    if plan.exact:
-        return [order[start:stop] for start, stop in _groups(order)]
-    return [order] if order else []
 
 
 def _make_frame(order: Sequence[DeviceSegment]) -> Frame:

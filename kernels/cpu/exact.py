@@ -9,7 +9,8 @@ rounds is run in pieces of fixed shape, and everything else at once. Per step of
 - other packed ops run on blocks of rows; a block may hold rows of several requests, and is filled
   up with its last row, which can do nothing that row could not. Which sizes of block agree with
   each other, whatever the row's place, is tried when the plan is made (`BlockSizes`), on fixed data
-- ops that need the segments run row by row, ops run EACH request by request
+- ops that need the segments run on blocks of rows of one length, tried when a length is first seen
+- ops run EACH run request by request, and so do recurrences whose last states are needed
 
 See docs/decisions/009-exact-mode.md for what was seen. Used by `compile` for exact kernels.
 """
@@ -44,27 +45,29 @@ SIZES = (1, 4, 16, 64)
 #: Elements of a block's largest value beyond which no larger one is tried.
 BLOCK_ELEMENTS = 1 << 20
 #: Ops with another formula at the end of a tensor than in whole vectors, or that may have one.
-WIDE = frozenset("""
-    sigmoid tanh exp log log1p rsqrt erf sin cos pow silu mish softplus gelu elu
-""".split())  # fmt: skip
-MOVES = frozenset("""
-    reshape permute expand slice select concat flip pad index gather embedding full arange
-""".split())  # fmt: skip
+WIDE = frozenset(
+    ("sigmoid", "tanh", "exp", "log", "log1p", "rsqrt", "erf", "sin", "cos", "pow", "silu", "mish",
+     "softplus", "gelu", "elu")
+)  # fmt: skip
+MOVES = frozenset(
+    ("reshape", "permute", "expand", "slice", "select", "concat", "flip", "pad", "index", "gather",
+     "embedding", "full", "arange")
+)  # fmt: skip
 
 
 def on_whole_vectors(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """An elementwise function, called on contiguous multiples of `VECTORS` elements only."""
 
     def run(*xs: Tensor) -> Tensor:
-        xs = torch.broadcast_tensors(*xs) if len(xs) > 1 else xs
-        shape, count = xs[0].shape, xs[0].numel()
-        flat = [x.contiguous().view(-1) for x in xs]
+        same = torch.broadcast_tensors(*xs)  # type: ignore[no-untyped-call]
+        shape, count = same[0].shape, same[0].numel()
+        flat = [x.contiguous().view(-1) for x in same]
         short = -count % VECTORS
         if short:
             flat = [torch.cat([x, x.new_ones(short)]) for x in flat]
         if count > PIECE and torch.get_num_threads() > 1:
-            pieces = zip(*(x.split(PIECE) for x in flat), strict=True)
-            y = torch.cat([fn(*piece) for piece in pieces])
+            starts = range(0, count, PIECE)
+            y = torch.cat([fn(*(x[i : i + PIECE] for x in flat)) for i in starts])
         else:
             y = fn(*flat)
         return y[:count].view(shape)
@@ -101,34 +104,36 @@ class Part:
 
 
 class BlockSizes:
-    """Which sizes of block agree, per op and types; tried once each."""
+    """Which sizes of block agree, per op, types and tokens per row; tried once each."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, ...]] = {}
 
-    def of(self, part: Part, constants: Sequence[Any]) -> tuple[int, ...]:
+    def of(self, part: Part, constants: Sequence[Any], length: int) -> tuple[int, ...]:
         """Sizes in which every row has the same bits in every place; one of them at least."""
         values = [[str(p.layout), p.type] for _, p in (*part.reads, *part.writes)]
         fixed = [entry[1:] for entry in part.fixed]
-        key = repr((part.op.name, freeze_attrs(part.op.attrs), values, fixed))
+        key = repr((part.op.name, freeze_attrs(part.op.attrs), values, fixed, length))
         if key not in self._known:
-            self._known[key] = _agreeing(part, constants)
+            self._known[key] = _agreeing(part, constants, length)
         return self._known[key]
 
 
-def _agreeing(part: Part, constants: Sequence[Any]) -> tuple[int, ...]:
+def _agreeing(part: Part, constants: Sequence[Any], length: int) -> tuple[int, ...]:
     """The most sizes that agree; if it can be, with 1, which needs no filling up."""
-    elements = [math.prod(p.packed_shape(1, 1)) for _, p in (*part.reads, *part.writes)]
+    packings = [p for _, p in (*part.reads, *part.writes) if p.is_packed]
+    elements = [math.prod(p.packed_shape(1, length)) for p in packings]
     sizes = [size for size in SIZES if size == 1 or size * max(elements) <= BLOCK_ELEMENTS]
-    of_row = sum(math.prod(p.packed_shape(1, 1)) for _, p in part.writes)
+    if sizes == [1]:
+        return (1,)
+    of_row = sum(elements[-len(part.writes) :])
     like_first, like_second = set(sizes), set(sizes)
     for seed in range(max(2, min(64, 512 // max(of_row, 1)))):
-        made = [_trial(part, constants, size, seed) for size in sizes]
+        made = [_trial(part, constants, size, length, seed) for size in sizes]
         like_first -= _unlike(sizes, made, 0)
-        if len(sizes) > 1:
-            like_second -= _unlike(sizes, made, 1)
+        like_second -= _unlike(sizes, made, 1)
     # An image is work enough for one call, and filling up would multiply it.
-    if part.op.name != "conv" and len(sizes) > 1 and sizes[1] in like_second - like_first:
+    if part.op.name != "conv" and sizes[1] in like_second - like_first:
         return tuple(sorted(like_second))
     return tuple(sorted(like_first))
 
@@ -142,7 +147,7 @@ def _unlike(sizes: Sequence[int], made: Sequence[Sequence[Tensor]], wanted: int)
     }
 
 
-def _trial(part: Part, constants: Sequence[Any], size: int, seed: int) -> list[Tensor]:
+def _trial(part: Part, constants: Sequence[Any], size: int, length: int, seed: int) -> list[Tensor]:
     """The step on `size` times the same row of fixed data; per output (size, bytes of a row)."""
     random = torch.Generator().manual_seed(seed)
     env = list(constants)
@@ -150,10 +155,11 @@ def _trial(part: Part, constants: Sequence[Any], size: int, seed: int) -> list[T
         tensor = _drawn(shape, dtype, random).abs() if dtype != "bool" else _drawn(shape, dtype)
         env[slot] = StoredWeight("", tensor) if is_stored else tensor
     for slot, packing in part.reads:
-        row = _drawn(packing.packed_shape(1, 1), packing.type.dtype, random)
+        row = _drawn(packing.packed_shape(1, length), packing.type.dtype, random)
         env[slot] = torch.cat([row] * size)
-    part.step(Frame(env, (size,), (1,)))
-    return [env[slot].reshape(size, -1).contiguous().view(torch.uint8) for slot, _ in part.writes]
+    part.step(Frame(env, (size,), (length,)))
+    packed = [env[slot] for slot, packing in part.writes if packing.is_packed]
+    return [tensor.reshape(size, -1).contiguous().view(torch.uint8) for tensor in packed]
 
 
 def _drawn(shape: tuple[int, ...], dtype: str, random: torch.Generator | None = None) -> Tensor:
@@ -164,27 +170,23 @@ def _drawn(shape: tuple[int, ...], dtype: str, random: torch.Generator | None = 
 
 
 def arrange(
-    parts: Sequence[Part], outputs: Collection[int], sizes_of: Callable[[Part], tuple[int, ...]]
+    parts: Sequence[Part],
+    outputs: Collection[int],
+    sizes_of: Callable[[Part, int], tuple[int, ...]],
 ) -> list[tuple[Step, tuple[int, ...]]]:
     """The parts as steps that keep exact mode's rule. `outputs`: slots read after the last."""
     sections: list[Section] = []
     for part in parts:
-        last = sections[-1] if sections else None
-        if part.is_free:
-            if last is None or not last.can_take(part, last.sizes):
-                sections.append(Section(part, ()))
-            else:
-                last.parts.append(part)
-        elif part.mode is Mode.PACKED:
-            sizes = sizes_of(part)
-            common = tuple(size for size in sizes if last is not None and size in last.sizes)
-            if last is not None and last.can_take(part, common):
-                last.parts.append(part)
-                last.sizes = common
-            else:
-                sections.append(Section(part, sizes))
+        is_block = part.mode is Mode.PACKED and not part.is_free
+        sizes = sizes_of(part, 1) if is_block else ()
+        last = sections[-1] if sections else Section(part, (), sizes_of)
+        common = tuple(s for s in last.sizes if s in sizes) if is_block else last.sizes
+        # The smallest must stay, else an image would be filled up for the sake of a small GEMM.
+        if common and common[0] == last.sizes[0] and last.is_like(part):
+            last.parts.append(part)
+            last.sizes = common
         else:
-            sections.append(Section(part, ()))
+            sections.append(Section(part, sizes, sizes_of))
     read_later = set(outputs)
     for section in reversed(sections):
         section.settle(read_later)
@@ -193,19 +195,22 @@ def arrange(
 
 
 class Section:
-    """Parts run together, piece by piece. `sizes`: of its blocks; none if it has no blocks."""
+    """Parts run together, piece by piece. `sizes`: of its blocks of packed rows, if it has such."""
 
-    def __init__(self, part: Part, sizes: tuple[int, ...]) -> None:
+    def __init__(
+        self, part: Part, sizes: tuple[int, ...], sizes_of: Callable[[Part, int], tuple[int, ...]]
+    ) -> None:
         self.parts = [part]
         self.sizes = sizes
         self.reads: list[tuple[int, Packing]] = []
         self.writes: list[tuple[int, Packing]] = []
         self.kills: set[int] = set()
+        self._sizes_of = sizes_of
+        #: Tokens per row -> sizes of blocks of rows of that length.
+        self._by_length: dict[int, tuple[int, ...]] = {}
 
-    def can_take(self, part: Part, sizes: tuple[int, ...]) -> bool:
-        """Whether `part` may join a section of blocks."""
-        is_alike = part.mode is Mode.PACKED and part.layout is self.parts[0].layout
-        return bool(sizes) and is_alike
+    def is_like(self, part: Part) -> bool:
+        return part.mode is Mode.PACKED and part.layout is self.parts[0].layout
 
     def settle(self, read_later: Collection[int]) -> None:
         """All parts are there: what goes in and out, now that the later sections are known."""
@@ -240,21 +245,28 @@ class Section:
 
     def _spans(self, frame: Frame) -> Iterator[tuple[Span, int]]:
         """The pieces, each with the number of rows it is filled up to."""
-        if self.sizes:
-            # In a block a token is as good as a row: all its values have one layout.
-            total = frame.tokens if self.parts[0].layout is Layout.TOKENS else frame.rows
-            start = 0
-            while start < total:
-                left = total - start
-                size = max((s for s in self.sizes if s <= left), default=self.sizes[0])
-                count = min(size, left)
-                yield Span(0, start, count, start, count, 1), size
-                start += count
-            return
+        first = self.parts[0]
         # A state of a recurrence is kept per request, so where one is needed rows stay together.
-        whole = self.parts[0].mode is Mode.EACH or any(not p.is_packed for _, p in self.writes)
-        for span in frame.spans(by_row=not whole):
-            yield span, span.rows
+        if first.mode is Mode.EACH or any(not p.is_packed for _, p in self.writes):
+            for span in frame.spans():
+                yield span, span.rows
+            return
+        runs = frame.runs
+        if self.sizes:  # a token is as good as a row: all values of a block have one layout
+            runs = [(frame.tokens if first.layout is Layout.TOKENS else frame.rows, 1, 0, 0)]
+        for total, length, row, token in runs:
+            sizes = self.sizes or self._of_length(length)
+            stop = row + total
+            while row < stop:
+                size = max((s for s in sizes if s <= stop - row), default=sizes[0])
+                rows = min(size, stop - row)
+                yield Span(0, row, rows, token, rows * length, length), size
+                row, token = row + rows, token + rows * length
+
+    def _of_length(self, length: int) -> tuple[int, ...]:
+        if length not in self._by_length:
+            self._by_length[length] = self._sizes_of(self.parts[0], length)
+        return self._by_length[length]
 
 
 def _piece(value: Any, packing: Packing, span: Span, rows: int) -> Any:
@@ -263,12 +275,14 @@ def _piece(value: Any, packing: Packing, span: Span, rows: int) -> Any:
         return [_settled(value[span.segment])]
     start = packing.entries(span.row, span.token)
     own = value[start : start + packing.entries(span.rows, span.tokens)]
-    return _filled_up(own, packing, rows - span.rows) if rows > span.rows else _settled(own)
+    if rows == span.rows:
+        return _settled(own)
+    return _filled_up(own, packing.entries(1, span.length), rows - span.rows)
 
 
-def _filled_up(rows: Tensor, packing: Packing, missing: int) -> Tensor:
+def _filled_up(rows: Tensor, entries: int, missing: int) -> Tensor:
     """With the last row again: zeros might be divided by, or be no index of any table."""
-    return torch.cat([rows, *[rows[-packing.scale :]] * missing])
+    return torch.cat([rows, *[rows[len(rows) - entries :]] * missing])
 
 
 def _joined(packing: Packing, pieces: list[Any]) -> Any:

@@ -53,8 +53,9 @@ class Packing:
 
 
 class Span(NamedTuple):
-    """Consecutive rows of one segment, and their place in the launch."""
+    """Consecutive rows of one length, and their place in the launch."""
 
+    #: Of their segment, if they are one.
     segment: int
     row: int
     rows: int
@@ -99,14 +100,12 @@ class Frame:
                 self._runs.append((rows, length, row, token))
         return self._runs
 
-    def spans(self, *, by_row: bool) -> Iterator[Span]:
-        """The segments, or their rows one by one."""
+    def spans(self) -> Iterator[Span]:
+        """The segments."""
         for i, length in enumerate(self.lengths):
-            row, stop, token = self.row_bounds[i], self.row_bounds[i + 1], self.token_bounds[i]
-            rows = 1 if by_row else stop - row
-            while row < stop:
-                yield Span(i, row, rows, token, rows * length, length)
-                row, token = row + rows, token + rows * length
+            row, token = self.row_bounds[i], self.token_bounds[i]
+            rows = self.row_bounds[i + 1] - row
+            yield Span(i, row, rows, token, rows * length, length)
 
     def offsets(self, packing: Packing) -> Sequence[int]:
         """Where each segment starts in a packed value, and where the last one ends."""

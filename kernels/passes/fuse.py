@@ -21,7 +21,7 @@ from typing import Final
 
 from coissue.kernels.ir import ABSENT, Op, Program
 from coissue.kernels.lowered import Kernel, KernelKind, Layout, Lowered, Mode
-from coissue.kernels.passes.layouts import POINTWISE
+from coissue.kernels.passes.layouts import POINTWISE, is_splittable
 from coissue.kernels.signature import sign
 
 ANCHORS: Final[dict[str, KernelKind]] = {
@@ -198,7 +198,7 @@ def assemble(
     weights = {weight.value for weight in program.weights}
     outputs = tuple(value for value in made if value in handed)
     inputs = tuple(value for value in read if value not in weights)
-    mixes = Mode.EACH in modes or any(layouts[v] is Layout.EACH for v in (*inputs, *outputs))
+    crossing = (*inputs, *outputs)
     return Kernel(
         ops=ops,
         modes=modes,
@@ -209,7 +209,7 @@ def assemble(
         per_token=any(dim.tokens for v in (*made, *read) for dim in program.types[v].shape),
         signature=sign(ops, modes, outputs, weights, program.types, layouts, exact),
         exact=exact,
-        splittable=bool(inputs) and not mixes,
+        splittable=is_splittable(steps, crossing, program.types, layouts),
     )
 
 
