@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import device_rig
 import numpy as np
@@ -68,7 +69,7 @@ def row_of(program, inputs, row):
 
 
 def is_separable(lowered) -> bool:
-    return all(kernel.splittable or not kernel.inputs for kernel in lowered.kernels)
+    return all(kernel.splittable for kernel in lowered.kernels)
 
 
 def part(request, index, start, stop):
@@ -84,6 +85,6 @@ def run_in_parts(request, cuts, partners=()):
         if not bound.splittable or request.rows < 2:
             device.run([request.segment(index), *others])
             continue
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in itertools.pairwise(bounds):
             device.run([*others, part(request, index, start, stop)])
             others = []

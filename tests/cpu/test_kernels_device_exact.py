@@ -103,13 +103,11 @@ def check_everything(tenants, draw, sizes, owners, seed):
 def check_rows_one_by_one(tenant, inputs, size, whole, rows):
     program = tenant.program
     for row in range(rows):
-        single = exact_rig.run_alone(
-            tenant, exact_rig.row_of(program, inputs, row), 1, size[1]
-        )
+        single = exact_rig.run_alone(tenant, exact_rig.row_of(program, inputs, row), 1, size[1])
         want = {
-            port.name: whole[port.name].reshape(size[0], -1)[row : row + 1].reshape(
-                program.types[port.value].at(1, size[1])
-            )
+            port.name: whole[port.name]
+            .reshape(size[0], -1)[row : row + 1]
+            .reshape(program.types[port.value].at(1, size[1]))
             for port in program.outputs
         }
         assert exact_rig.bits(single) == exact_rig.bits(want)
@@ -253,8 +251,8 @@ def test_poison_in_the_padding_of_a_block_changes_no_bit(name, device, monkeypat
     inputs = model.request(3, tokens, np.random.default_rng(0))
     clean = exact_rig.bits(exact_rig.run_alone(tenant, inputs, 3, tokens))
 
-    def poisoned(rows, packing, missing):
-        extra = rows[-packing.scale :].repeat(missing, *[1] * (rows.dim() - 1))
+    def poisoned(rows, entries, missing):
+        extra = rows[-entries:].repeat(missing, *[1] * (rows.dim() - 1))
         return torch.cat([rows, extra.fill_(torch.nan) if extra.is_floating_point() else extra])
 
     monkeypatch.setattr(exact, "_filled_up", poisoned)
@@ -315,6 +313,47 @@ def test_a_place_that_matters_leaves_single_rows(monkeypatch, device, tmp_path):
         return model.request(rows, 0, np.random.default_rng(seed))
 
     check_everything(tenants, draw, [(3, 0), (5, 0), (1, 0)], [0, 1, 0], 1)
+
+
+def wide(seed=0):
+    """Shapes of real models: many columns, deep sums, more elements than torch gives one thread."""
+    b = programs.Builder("wide", seed, tokens_limit=0)
+    x = b.op("sigmoid", b.linear(b.input("x", R, 1021), 1500))
+    x = b.norm(b.op("gelu", b.linear(x, 770), approximate="none"))
+    return b.build(y=b.op("softmax", b.linear(x, 33), dim=1), z=b.linear(x, 1))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_wide_models_keep_their_bits_with_any_number_of_threads(threads, tmp_path):
+    own = CpuDevice(threads=threads, memory_bytes=1 << 29, cache_dir=tmp_path)
+    try:
+        model = wide()
+        tenants = attached(own, model.program, model.weights, exact_rig.lower_exact)
+
+        def draw(rows, tokens, seed):
+            return model.request(rows, 0, np.random.default_rng(seed))
+
+        sizes = [(9, 0), (1, 0), (70, 0), (33, 0), (4, 0), (150, 0)]
+        check_everything(tenants, draw, sizes, [0, 1, 0, 1, 0, 0], 1)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_memory_left_does_not_show(device, tmp_path):
+    """Without room for packed weights, and beside a tenant that packed them in default mode."""
+    model = programs.cnn()
+    inputs = model.request(5, 0, np.random.default_rng(0))
+    tight = CpuDevice(threads=1, memory_bytes=1, cache_dir=tmp_path)
+    tight.store.limit_bytes = sum(array.nbytes for array in model.weights.values())
+    beside = device_rig.Tenant(device, model.program, model.weights, lower)
+    exact_rig.run_alone(beside, inputs, 5, 0)
+    found = []
+    for own in (tight, device):
+        tenant = device_rig.Tenant(own, model.program, model.weights, exact_rig.lower_exact)
+        found.append(exact_rig.bits(exact_rig.run_alone(tenant, inputs, 5, 0)))
+    assert found[0] == found[1]
+    assert not any("conv" in f for w in tight.store._weights.values() for f in w.forms)
+    assert any("exact conv" in f for w in device.store._weights.values() for f in w.forms)
 
 
 RESTART = """
