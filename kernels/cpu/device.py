@@ -51,6 +51,11 @@ class Slice:
     def __init__(self, tensor: Tensor, start: int, stop: int) -> None:
         self.tensor, self.start, self.stop = tensor, start, stop
 
+    @property
+    def own(self) -> Tensor:
+        whole = self.stop - self.start == self.tensor.shape[0]
+        return self.tensor if whole else self.tensor[self.start : self.stop]
+
 
 #: Value id of the tenant's program -> the request's value; absent once nothing needs it.
 Buffers = dict[int, Slice | Tensor]
@@ -93,14 +98,6 @@ class DeviceSegment:
     buffers: Buffers
     #: Only rows [start, stop) of them. Not empty; the parts of a request come in order.
     part: tuple[int, int] | None = None
-
-    @property
-    def span(self) -> tuple[int, int]:
-        return self.part or (0, self.rows)
-
-    @property
-    def is_split(self) -> bool:
-        return self.part is not None and self.part != (0, self.rows)
 
 
 class CpuDevice:
@@ -181,7 +178,8 @@ class CpuDevice:
         """
         plan = segments[0].kernel.plan
         for segment in segments:
-            _check_part(segment)
+            if segment.part is not None:
+                _check_part(segment, *segment.part)
         order = _ordered(plan, [s for s in segments if s.rows])
         bounds = _groups(order) if plan.exact else [(0, len(order))] if order else []
         frames = [(_make_frame(order[a:b]), order[a:b]) for a, b in bounds]
@@ -198,16 +196,14 @@ class CpuDevice:
         for segment in segments:
             if not segment.rows:
                 _write_empty(segment, plan)
-            if segment.span[1] == segment.rows:
+            if segment.part is None or segment.part[1] == segment.rows:
                 for value in segment.kernel.drops:
                     segment.buffers.pop(value, None)
 
 
-def _check_part(segment: DeviceSegment) -> None:
-    if not segment.is_split:
-        return
-    start, stop = segment.span
-    if not (segment.kernel.splittable and 0 <= start < stop <= segment.rows):
+def _check_part(segment: DeviceSegment, start: int, stop: int) -> None:
+    fits = 0 <= start < stop <= segment.rows or (start, stop) == (0, segment.rows)
+    if not fits or not (segment.kernel.splittable or stop - start == segment.rows):
         raise ValueError(f"rows {start} to {stop} of {segment.rows} are no part of this kernel")
 
 
@@ -221,27 +217,26 @@ def _ordered(plan: Plan, segments: list[DeviceSegment]) -> list[DeviceSegment]:
         kernel = segment.kernel
         if place is None:
             return kernel.weights.number, segment.tokens, 0, 0
-        tensor, start, _ = _bounds(segment, place, plan.inputs[place][1])
-        return kernel.weights.number, segment.tokens, id(tensor), start
+        own: Any = segment.buffers[kernel.inputs[place]]
+        if segment.part is not None:
+            own = _own(segment, place, plan.inputs[place][1])
+        return kernel.weights.number, segment.tokens, id(own.tensor), own.start
 
     return sorted(segments, key=key)
 
 
-def _bounds(segment: DeviceSegment, place: int, packing: Packing) -> tuple[Tensor, int, int]:
-    """Where the segment's rows of a packed input lie: tensor, first entry, last entry + 1."""
+def _own(segment: DeviceSegment, place: int, packing: Packing) -> Slice:
+    """The rows of a packed input that belong to the segment's part."""
     own: Any = segment.buffers[segment.kernel.inputs[place]]
-    if segment.part is None:
-        return own.tensor, own.start, own.stop
-    start, stop = (own.start + packing.entries(r, r * segment.tokens) for r in segment.part)
-    return own.tensor, start, stop
+    part = segment.part or (0, segment.rows)
+    start, stop = (own.start + packing.entries(row, row * segment.tokens) for row in part)
+    return Slice(own.tensor, start, stop)
 
 
 def _groups(order: Sequence[DeviceSegment]) -> list[tuple[int, int]]:
     """Where the segments of each weight set start and stop."""
-    starts = [
-        i for i in range(len(order))
-        if i == 0 or order[i].kernel.weights is not order[i - 1].kernel.weights
-    ]  # fmt: skip
+    sets = [segment.kernel.weights for segment in order]
+    starts = [i for i, own in enumerate(sets) if i == 0 or own is not sets[i - 1]]
     return list(zip(starts, [*starts[1:], len(order)], strict=True))
 
 
@@ -264,13 +259,16 @@ def _gather(order: Sequence[DeviceSegment], place: int, packing: Packing) -> Any
     """The launch's value of an input: in place if its parts are neighbours, else joined."""
     if not packing.is_packed:
         return [s.buffers[s.kernel.inputs[place]] for s in order]
-    found = [_bounds(segment, place, packing) for segment in order]
-    tensor, start, _ = found[0]
+    slices: list[Any] = [
+        s.buffers[s.kernel.inputs[place]] if s.part is None else _own(s, place, packing)
+        for s in order
+    ]
+    tensor, start = slices[0].tensor, slices[0].start
     stop = start
-    for other, first, last in found:
-        if other is not tensor or first != stop:
-            return torch.cat([whole[a:b] for whole, a, b in found])
-        stop = last
+    for own in slices:
+        if own.tensor is not tensor or own.start != stop:
+            return torch.cat([own.own for own in slices])
+        stop = own.stop
     return tensor if stop - start == tensor.shape[0] else tensor[start:stop]
 
 
@@ -281,10 +279,10 @@ def _scatter(
     if packing.is_packed:
         start, offsets = 0, frame.offsets(packing)
         for segment, stop in zip(order, offsets[1:], strict=True):
-            if segment.is_split:
-                _collect(segment, place, value[start:stop], packing)
-            else:
+            if segment.part is None:
                 segment.buffers[segment.kernel.outputs[place]] = Slice(value, start, stop)
+            else:
+                _collect(segment, segment.part, place, value[start:stop], packing)
             start = stop
     elif packing.layout is Layout.EACH:
         for segment, own in zip(order, value, strict=True):
@@ -296,11 +294,13 @@ def _scatter(
             segment.buffers[segment.kernel.outputs[place]] = environment[slot]
 
 
-def _collect(segment: DeviceSegment, place: int, rows: Tensor, packing: Packing) -> None:
+def _collect(
+    segment: DeviceSegment, part: tuple[int, int], place: int, rows: Tensor, packing: Packing
+) -> None:
     """Writes a part of an output where the request's parts gather."""
     name, tokens = segment.kernel.outputs[place], segment.tokens
-    start, stop = (packing.entries(row, row * tokens) for row in segment.span)
-    if segment.span[0] == 0:
+    start, stop = (packing.entries(row, row * tokens) for row in part)
+    if part[0] == 0:
         total = packing.entries(segment.rows, segment.rows * tokens)
         segment.buffers[name] = Slice(rows.new_empty((total, *rows.shape[1:])), 0, total)
     gathering: Any = segment.buffers[name]
