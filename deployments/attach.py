@@ -168,6 +168,7 @@ class Attacher:
                 WeightsId(bound.weights.number),
                 tuple(KernelIndex(producer) for producer in producers),
                 kernel.per_token,
+                kernel.splittable,
             )
             for kernel, bound, producers in zip(
                 lowered.kernels, kernels, lowered.producers, strict=True

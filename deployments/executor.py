@@ -93,7 +93,9 @@ class DeviceExecutor:
         self._enter([running for running in members if running.buffers is None], now_ns)
         self._run(
             [
-                DeviceSegment(own.program.kernels[p.kernel], own.rows, own.tokens, own.buffers)
+                DeviceSegment(
+                    own.program.kernels[p.kernel], own.rows, own.tokens, own.buffers, p.part
+                )
                 for p, own in zip(launch.segments, members, strict=True)
             ]
         )
