@@ -16,7 +16,8 @@ import numpy as np
 
 from coissue.deployments.capture.artifact import Artifact, CaptureError, Reference, find_difference
 from coissue.deployments.channel.frames import PortInfo, TenantInfo
-from coissue.deployments.executor import Costs, ServedProgram
+from coissue.deployments.costs import Costs
+from coissue.deployments.executor import ServedProgram
 from coissue.deployments.settings import SloClass, TenantSettings
 from coissue.kernels.cost import estimate, estimate_program
 from coissue.kernels.cpu.border import Arrival, Border, Reader, enter, to_tensor
@@ -98,7 +99,7 @@ class Attacher:
             raise AttachError(f"limits: {error}") from None
         try:
             self._attached[tenant.name] = Attached(
-                tenant, slo, version, lower(artifact.program), digests,
+                tenant, slo, version, lower(artifact.program, exact=tenant.exact), digests,
                 float(artifact.meta["tolerance"]), artifact.references,
             )  # fmt: skip
             changed = self._rejoin()
@@ -190,6 +191,7 @@ class Attacher:
                 WeightsId(bound.weights.number),
                 tuple(KernelIndex(producer) for producer in producers),
                 kernel.per_token,
+                kernel.splittable,
             )
             for kernel, bound, producers in zip(
                 lowered.kernels, kernels, lowered.producers, strict=True

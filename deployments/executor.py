@@ -14,7 +14,6 @@ from typing import final
 import numpy as np
 
 from coissue.deployments.channel.server import Answer
-from coissue.kernels.cost_table import CostTable
 from coissue.kernels.cpu.border import Arrival, Border, Reader, enter
 from coissue.kernels.cpu.device import BoundKernel, Buffers, CpuDevice, DeviceSegment
 from coissue.kernels.lowered import Lowered
@@ -36,38 +35,11 @@ SENTENCES = {
     "tenant_quota": "the tenant has as many requests in flight as its limits.in_flight allows",
     "window_full": "the scheduler's window is full",
     "memory": "the device has no memory for the request now",
+    "over_share": "the device is busy: a request of a tenant with less than its share went first",
     "draining": "the scheduler is draining",
     "expired": "the deadline passed before the request was done",
     "client_gone": "the client is gone",
 }
-
-
-@final
-class Costs:
-    """The core's view of the cost table: signatures by number."""
-
-    def __init__(self, table: CostTable) -> None:
-        self.table = table
-        #: By `SignatureId`.
-        self._names: list[str] = []
-        self._ids: dict[str, SignatureId] = {}
-
-    def intern(self, signature: str) -> SignatureId:
-        found = self._ids.get(signature)
-        if found is None:
-            found = self._ids[signature] = SignatureId(len(self._names))
-            self._names.append(signature)
-        return found
-
-    def predict_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int
-    ) -> int:
-        return self.table.predict_ns(self._names[signature], units, segments, weight_sets)
-
-    def observe_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int, measured_ns: int
-    ) -> None:
-        self.table.observe_ns(self._names[signature], units, segments, weight_sets, measured_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +75,9 @@ class Running:
 class DeviceExecutor:
     """The runtime's executor over the CPU device."""
 
-    def __init__(self, device: CpuDevice) -> None:
+    def __init__(self, device: CpuDevice, put_out: Callable[[str, str], None]) -> None:
         self._device = device
+        self._put_out = put_out
         #: Every request that has no answer yet.
         self._running: dict[RequestId, Running] = {}
         self._reader = Reader()
@@ -120,7 +93,9 @@ class DeviceExecutor:
         self._enter([running for running in members if running.buffers is None], now_ns)
         self._run(
             [
-                DeviceSegment(own.program.kernels[p.kernel], own.rows, own.tokens, own.buffers)
+                DeviceSegment(
+                    own.program.kernels[p.kernel], own.rows, own.tokens, own.buffers, p.part
+                )
                 for p, own in zip(launch.segments, members, strict=True)
             ]
         )
@@ -135,7 +110,7 @@ class DeviceExecutor:
         try:
             self._device.run(segments)
         except IndexError as error:  # an id beyond an embedding's table: the client's mistake
-            raise LaunchError(BAD_INDEX) from error
+            raise LaunchError(BAD_INDEX, by_input=True) from error
 
     @staticmethod
     def _enter(starting: list[Running], now_ns: int) -> None:
@@ -154,7 +129,7 @@ class DeviceExecutor:
             running.reply(self._read(running))
         else:
             running.reply(refuse(complete))
-        if complete.outcome is Outcome.REJECTED:  # never admitted: no `free` follows
+        if complete.outcome is Outcome.REJECTED:  # no `free` follows unless it had been admitted
             del self._running[complete.request]
 
     def _read(self, running: Running) -> Answer:
@@ -168,6 +143,9 @@ class DeviceExecutor:
             device_ns=running.device_ns,
             launches=running.launches,
         )
+
+    def put_out(self, tenant: str, message: str) -> None:
+        self._put_out(tenant, message)
 
     def free(self, request: RequestId) -> None:
         self._running.pop(request, None)

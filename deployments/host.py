@@ -17,21 +17,22 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, Final, final
+from typing import Any, Final, TextIO, final
 from wsgiref.simple_server import WSGIServer
 
-import msgspec
 import uvloop
 
 from coissue.deployments.attach import Attacher, AttachError, bytes_needed, describe_tenant
 from coissue.deployments.changes import list_restart_keys
 from coissue.deployments.channel.frames import Endpoint, Refused, TenantInfo
 from coissue.deployments.channel.server import Answer, ChannelServer, SubmitRequest
+from coissue.deployments.costs import Costs
 from coissue.deployments.discovery import settle_garbage
-from coissue.deployments.executor import Costs, DeviceExecutor, Reply, Running, ServedProgram
+from coissue.deployments.executor import DeviceExecutor, Reply, Running, ServedProgram
 from coissue.deployments.http.errors import STATUS
 from coissue.deployments.metrics import Levels, SchedulerMetrics
 from coissue.deployments.settings import MS, AppSettings, SloClass, TenantSettings
+from coissue.deployments.tenants import Tenants
 from coissue.deployments.timeline import Timeline
 from coissue.kernels.cost_table import CostTable
 from coissue.kernels.cpu.device import CpuDevice
@@ -39,9 +40,7 @@ from coissue.kernels.cpu.measure import GRID
 from coissue.scheduler.clock import MonotonicClock
 from coissue.scheduler.core import Core
 from coissue.scheduler.messages import (
-    Attached,
     Cancelled,
-    Detached,
     Drain,
     PolicyChosen,
     RequestId,
@@ -49,6 +48,7 @@ from coissue.scheduler.messages import (
 )
 from coissue.scheduler.policies import POLICIES
 from coissue.scheduler.ports import CoreLimits
+from coissue.scheduler.recording import Recorder
 from coissue.scheduler.runtime import Runtime
 
 logger = logging.getLogger("coissue.host")
@@ -80,37 +80,53 @@ class SchedulerHost:
         self.costs = Costs(CostTable())
         self._costs_of = f"{self.device.name}, grid {GRID}"
         self.costs.table.load(self._costs_file, self._costs_of)
-        self.executor = DeviceExecutor(self.device)
+        self._recording: TextIO | None = None
+        self.executor = DeviceExecutor(self.device, lambda *said: self.tenants.put_out(*said))
         self.clock = MonotonicClock()
-        core = Core(self._core_limits(), settings.scheduler.policy, self.costs, Random(0))
-        self.runtime = Runtime(
-            core, self.executor, self.clock, on_crash=on_crash, new_loop=uvloop.new_event_loop
+        recorder = self._start_recorder()
+        core = Core(
+            self._core_limits(), settings.scheduler.policy, recorder or self.costs, Random(0)
         )
+        self.runtime = Runtime(
+            core, self.executor, self.clock, on_crash=on_crash,
+            record=recorder.record if recorder else None, new_loop=uvloop.new_event_loop,
+        )  # fmt: skip
         # Joined kernels leave room for several requests under the preemption bound.
         bound_ns = self._core_limits().preemption_bound_ns // JOIN_SHARE
         self.attacher = Attacher(self.device, self.costs, self.runtime, bound_ns)
         self.metrics = SchedulerMetrics(self.device.name, self._levels)
         self.timeline = Timeline()
         self.channel = _Channel(self, settings, run_dir)
-        # The two below change on the loop only, in one step with what the channel's clients are
-        # told: a request is checked against, admitted to and run by the same version.
         #: Around the attacher, for as long as it takes to bring a tenant up.
         self._attaching = threading.Lock()
         self._collecting = threading.Lock()
-        self._programs: dict[str, ServedProgram] = {}
+        self.tenants = Tenants(self.runtime, self.clock, self.channel.push_directory)
+        #: Of the tenants, for requests.
+        self._programs, self._infos = self.tenants.programs, self.tenants.infos
         # From the start all tenants of the settings, so that none is ever unknown to a replica.
-        self._infos: dict[str, TenantInfo] = {
-            tenant.name: describe_tenant(tenant, self._slo(tenant), "loading", "", None)
-            for tenant in settings.tenants
-        }
+        for tenant in settings.tenants:
+            self._infos[tenant.name] = self._describe(tenant)
         self._metrics_server: WSGIServer | None = None
+
+    def _start_recorder(self) -> Recorder | None:
+        if self.settings.scheduler.record_to is None:
+            return None
+        # By lines, so that a crash loses none.
+        self._recording = open(self.settings.scheduler.record_to, "w", buffering=1)  # noqa: SIM115
+        return Recorder(
+            self._recording.write, self.costs, limits=self._core_limits(),
+            policy=self.settings.scheduler.policy, name=self.costs.name,
+        )  # fmt: skip
 
     def _core_limits(self) -> CoreLimits:
         scheduler = self.settings.scheduler
         return CoreLimits(
             window=scheduler.window,
+            slots=scheduler.slots,
             bytes=self.settings.device.memory_bytes,
             preemption_bound_ns=round(scheduler.preemption_bound_ms * MS),
+            hold_ns=round(scheduler.hold_ms * MS),
+            fair_window_ns=round(scheduler.fair_window_ms * MS),
             admission=scheduler.admission,
         )
 
@@ -131,6 +147,8 @@ class SchedulerHost:
             self._metrics_server.server_close()
         self.channel.stop()
         self.runtime.stop()
+        if self._recording is not None:
+            self._recording.close()
         self.costs.table.save(self._costs_file, self._costs_of)
 
     @property
@@ -169,16 +187,7 @@ class SchedulerHost:
     def announce(self, tenant: dict[str, Any], state: str, reason: str) -> None:
         """Let replicas know of a tenant that is not attached (loading, failed). One that is served
         in an earlier version stays ready, with the reason why it has no later one."""
-        parsed = TenantSettings.model_validate(tenant)
-
-        def step() -> None:
-            if parsed.name in self._programs:
-                info = msgspec.structs.replace(self._infos[parsed.name], reason=reason)
-            else:
-                info = describe_tenant(parsed, self._slo(parsed), state, reason, None)
-            self._infos[parsed.name] = info
-
-        self._change(step)
+        self.tenants.announce(self._describe(TenantSettings.model_validate(tenant), state, reason))
 
     def attach(self, tenant: dict[str, Any], version: int, artifact: str) -> str:
         """Bring a captured tenant to READY; "" or the sentence that says why not."""
@@ -197,35 +206,25 @@ class SchedulerHost:
         tenants: list[TenantSettings],
         added: Sequence[TenantSettings] = (),
     ) -> None:
-        """New requests use the new programs from here on; those in flight keep theirs."""
-
-        def step() -> None:
-            for program in changed:
-                self.runtime.post(Attached(self.clock.now_ns(), program.spec))
-                self._programs[program.spec.name] = program
-            for tenant in tenants:
-                # Not `tenant` itself: what is served may be an earlier version.
-                own = self.attacher.settings(tenant.name)
-                reason = self._infos[own.name].reason if tenant.model != own.model else ""
-                self._infos[own.name] = describe_tenant(
-                    own, self._slo(own), "ready", reason, self._programs[own.name]
-                )
-            for tenant in added:
-                info = describe_tenant(tenant, self._slo(tenant), "loading", "", None)
-                self._infos[tenant.name] = info
-
+        """`tenants`: those of `changed` whose settings changed too; `added`: new, not served."""
+        programs = {program.spec.name: program for program in changed}
+        infos = [self._describe(tenant) for tenant in added]
         for tenant in tenants:
-            self.metrics.name_tenant(tenant.name, tenant.slo)
-        self._change(step)
+            # Not `tenant` itself: what is served may be an earlier version.
+            own = self.attacher.settings(tenant.name)
+            reason = self._infos[own.name].reason if tenant.model != own.model else ""
+            infos.append(self._describe(own, "ready", reason, programs[own.name]))
+            self.metrics.name_tenant(own.name, own.slo)
+        self.tenants.take_over(changed, infos)
 
-    def _change(self, step: Callable[[], None]) -> None:
-        """Run a step on the loop, and tell all clients before they can send anything more."""
-
-        def run() -> None:
-            step()
-            self.channel.push_directory()
-
-        self.runtime.call(run).result()
+    def _describe(
+        self,
+        tenant: TenantSettings,
+        state: str = "loading",
+        reason: str = "",
+        program: ServedProgram | None = None,
+    ) -> TenantInfo:
+        return describe_tenant(tenant, self._slo(tenant), state, reason, program)
 
     def _slo(self, tenant: TenantSettings) -> SloClass:
         return self.settings.slo_classes[tenant.slo]
@@ -236,12 +235,7 @@ class SchedulerHost:
             self._detach(name)
 
     def _detach(self, name: str) -> None:
-        def step() -> None:
-            self._infos.pop(name, None)
-            if self._programs.pop(name, None) is not None:
-                self.runtime.post(Detached(self.clock.now_ns(), name))
-
-        self._change(step)
+        self.tenants.drop(name)
         self.attacher.detach(name)
 
     def ping(self, timeout_s: float) -> int:
@@ -320,8 +314,11 @@ class SchedulerHost:
         return self.metrics.render()
 
     def _levels(self) -> Levels:
+        stats = self.runtime.core.stats()
         return Levels(
-            window_requests=self.runtime.core.stats().requests_open,
+            window_requests=stats.requests_open,
+            tenants_alone=len(stats.alone),
+            longest_launch_ns=stats.longest_ns,
             weight_bytes_held=self.device.bytes_held,
             weight_bytes_saved=self.device.bytes_saved,
             tenants_by_state=Counter(info.state for info in self._infos.values()),
@@ -335,6 +332,8 @@ class SchedulerHost:
                 "pid": os.getpid(),
                 "device": self.device.name,
                 "policy": stats.policy,
+                "tenants_alone": stats.alone,
+                "longest_launch_ms": stats.longest_ns / MS,
                 "requests_open": stats.requests_open,
                 "weight_bytes": self.device.bytes_held,
                 "weight_saved_bytes": self.device.bytes_saved,

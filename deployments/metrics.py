@@ -52,6 +52,8 @@ class Levels:
     weight_bytes_held: int
     weight_bytes_saved: int
     tenants_by_state: Mapping[str, int]
+    tenants_alone: int = 0
+    longest_launch_ns: int = 0
 
 
 class CounterTally(Collector):
@@ -187,6 +189,10 @@ class SchedulerMetrics:
         held.set_function(lambda: self._levels().weight_bytes_held)
         saved = self._gauge("weight_saved_bytes", "Weight bytes not held, thanks to sharing")
         saved.set_function(lambda: self._levels().weight_bytes_saved)
+        alone = self._gauge("tenants_alone", "Tenants out of the groups: stragglers, failures")
+        alone.set_function(lambda: self._levels().tenants_alone)
+        longest = self._gauge("longest_launch_seconds", "Longest that one launch blocked others")
+        longest.set_function(lambda: self._levels().longest_launch_ns * NS)
         tenants = self._gauge("tenants", "Tenants, by state", ["state"])
         for state in STATES:
             of_state = tenants.labels(state)

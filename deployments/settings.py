@@ -67,9 +67,18 @@ class HealthSettings(Settings):
 
 
 class SchedulerSettings(Settings):
-    policy: Literal["space_time", "time_only"] = "space_time"
-    #: No launch is predicted longer than this.
+    #: The product; the others are baselines to compare it with.
+    policy: Literal["space_time", "time_only", "space_only", "batch_per_model", "fifo"] = (
+        "space_time"
+    )
+    #: Launches beside each other, each on a thread of its own; more than one for space_only alone.
+    slots: int = Field(default=1, ge=1, le=64)
+    #: No launch is predicted longer than this, unless it is one row of one request.
     preemption_bound_ms: float = Field(default=10.0, ge=0.001, le=10_000)
+    #: Longest that a kernel waits for partners while other work runs; 0: not at all.
+    hold_ms: float = Field(default=10.0, ge=0, le=10_000)
+    #: How long after its fair time a request may wait while others with earlier deadlines go first.
+    fair_window_ms: float = Field(default=100.0, ge=0, le=600_000)
     #: Most admitted requests at once.
     window: int = Field(default=1024, ge=1, le=65_536)
     #: Reject at once what is predicted to finish after its deadline.
@@ -80,7 +89,15 @@ class SchedulerSettings(Settings):
     tcp_port: int | None = Field(default=None, ge=0, le=65_535)
     #: File with the secret that TCP replicas must know.
     secret_file: str | None = Field(default=None, min_length=1)
+    #: Every event and command goes to this file (anew at each start), to be replayed; costs time.
+    record_to: str | None = Field(default=None, min_length=1)
     health: HealthSettings = HealthSettings()
+
+    @model_validator(mode="after")
+    def _slots_are_for_streams(self) -> SchedulerSettings:
+        if self.slots > 1 and self.policy != "space_only":
+            raise ValueError(f"slots: {self.slots} with policy {self.policy}, allowed: 1")
+        return self
 
     @model_validator(mode="after")
     def _tcp_needs_secret(self) -> SchedulerSettings:
@@ -162,6 +179,9 @@ class TenantSettings(Settings):
     isolation: Literal["shared", "dedicated"] = "shared"
     #: What to do with NaN or Inf in a float input.
     nan: Literal["allow", "reject"] = "allow"
+    #: The same row gives the same bits whatever else runs, at the cost of speed; see
+    #: docs/decisions/009-exact-mode.md.
+    exact: bool = False
 
     @model_validator(mode="after")
     def _own_code_is_dedicated(self) -> TenantSettings:

@@ -100,6 +100,10 @@ class Kernel:
     #: Hex digest of structure, attributes, dtypes, dims (R and T symbolic), layouts and modes.
     #: Not of weights, limits or names.
     signature: str
+    #: Whether a row's bits must not depend on the rest of the launch. Part of the signature.
+    exact: bool
+    #: Whether some rows of a request may be run before its others; see `layouts.is_splittable`.
+    splittable: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 In it: the ops in order with attributes, modes and wiring, the dtype and logical shape of every
 value (R and T symbolic, so every other extent counts), layouts, which values are inputs, weights
-(the same weight read twice is not two weights) and outputs. Not in it: what the weights hold,
-names, module paths, limits. Values are numbered by first use, as are `Kernel.inputs` and its
+(the same weight read twice is not two weights) and outputs, exact mode. Not in it: what the weights
+hold, names, module paths, limits. Values are numbered by first use, as are `Kernel.inputs` and its
 other values: kernels of one signature correspond position by position.
 """
 
@@ -25,6 +25,7 @@ def sign(
     weights: Collection[int],
     types: Sequence[Type],
     layouts: Sequence[Layout],
+    exact: bool,
 ) -> str:
     """The signature of the kernel of `ops`, which hands out `outputs`."""
     number: dict[int, int] = {ABSENT: ABSENT}
@@ -41,4 +42,5 @@ def sign(
             values.append([type_.dtype, shape, layouts[value].value, role])
         wiring = [[number[value] for value in side] for side in (op.inputs, op.outputs)]
         lines.append([op.name, mode.value, *wiring, freeze_attrs(op.attrs)])
-    return hashlib.sha256(json.dumps([values, lines]).encode()).hexdigest()
+    told = [values, lines, "exact"] if exact else [values, lines]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()

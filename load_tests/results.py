@@ -49,10 +49,11 @@ def write(folder: Path, name: str, found: Mapping[str, Any], *, seconds: float) 
     """<folder>/<date>-<name>.json and .md; the path of the first."""
     folder.mkdir(parents=True, exist_ok=True)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    spec = sys.modules["__main__"].__spec__
     document = {
         "name": name,
         "date": date,
-        "command": "python -m load_tests.bench " + " ".join(sys.argv[1:]),
+        "command": " ".join(["python -m", spec.name if spec else "?", *sys.argv[1:]]),
         "seconds": round(seconds, 1),
         "machine": describe_machine(),
         "versions": describe_versions(),

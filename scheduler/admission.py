@@ -38,6 +38,16 @@ class Reject:
     retry_after_ns: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """What a refused request would need: predicted work taken away before it, places, bytes."""
+
+    work_ns: int = 0
+    places: int = 0
+    bytes: int = 0
+    priority: int = PRIORITIES
+
+
 @final
 class Backlog:
     """Predicted device time of admitted kernels that are not launched, by priority and deadline."""
@@ -96,11 +106,22 @@ class Backlog:
         else:
             self._waiting[signature] -= 1
 
-    def remove_rest(self, request: Request) -> None:
-        """Takes out the kernels that the request's end will cancel."""
+    def remove_part(self, request: Request, index: int, work_ns: int) -> None:
+        """A part of the kernel is launched, and the rest goes on waiting."""
+        self._rings[request.priority][request.backlog_slot] -= work_ns
+        self._totals[request.priority] -= work_ns
+        request.charges[index] -= work_ns
+        request.cuts.add(index)
+
+    def remove_rest(self, request: Request) -> int:
+        """Takes out the kernels that the request's end will cancel; their predicted time."""
+        work_ns = 0
         for index, state in enumerate(request.states):
-            if state <= READY and index not in request.retried:
+            waits = state <= READY or index in request.cuts
+            if waits and index not in request.retried:
                 self.remove(request, index)
+                work_ns += request.charges[index]
+        return work_ns
 
 
 @final
@@ -124,6 +145,8 @@ class Admission:
         tenant = self._window.tenants.get(event.tenant)
         if tenant is None or tenant.program is None:
             return Reject(Reason.UNKNOWN_TENANT)
+        if tenant.is_out:
+            return Reject(Reason.TENANT_FAILED)
         if self.draining:
             return Reject(Reason.DRAINING)
         if busy_until_ns is None:
@@ -151,7 +174,7 @@ class Admission:
     ) -> Request | Reject:
         weights = self._window.weights
         profile = program.profile(event.rows, event.tokens, now_ns, self._cost, weights)
-        priority = min(max(event.priority or program.spec.priority, 1), PRIORITIES)
+        priority = self._priority(event, tenant)
         request = Request(event, tenant, program, profile, priority)
         request.charges = self.backlog.charges(request)
         if self._limits.admission:
@@ -171,6 +194,25 @@ class Admission:
         work_ns = (ahead_ns + sum(request.charges)) // self._limits.slots
         wait_ns = busy_ns + max(0, work_ns - path_ns)
         return now_ns + path_ns + wait_ns * request.tenant.caution // 1000 - request.deadline_ns
+
+    def lacks(self, event: Submitted, reject: Reject) -> Lack | None:
+        """None: no room in the window can help it."""
+        match reject.reason:
+            case Reason.WINDOW_FULL:
+                return Lack(places=1)
+            case Reason.MEMORY:
+                most = self._limits.bytes
+                return Lack(bytes=self._window.bytes_reserved + event.bytes_needed - most)
+            case Reason.DEADLINE if reject.retry_after_ns:
+                tenant = self._window.tenants[event.tenant]
+                work_ns = reject.retry_after_ns * 1000 * self._limits.slots // tenant.caution
+                return Lack(work_ns=work_ns + 1, priority=self._priority(event, tenant))
+        return None
+
+    @staticmethod
+    def _priority(event: Submitted, tenant: Tenant) -> int:
+        own = tenant.program.spec.priority if tenant.program else PRIORITIES
+        return min(max(event.priority or own, 1), PRIORITIES)
 
     @staticmethod
     def learn(request: Request, *, missed: bool) -> None:

@@ -5,9 +5,8 @@ long as the launch, as predicted for all of them together, (a) stays within `pre
 (b) lets every member be done in time that still can be, and (c) ends before the latest start of
 every other signature's head that could still be served after the lead alone. The prediction does
 not fall as members join and the limits only tighten, so the largest group is found by growing in
-steps and then halving the gap. The lead alone is always allowed: someone must go first.
-Holding (waiting for partners while other work keeps the device busy) would be a second answer of
-this function; it is not decided here yet: a launch is made of what is ready.
+steps and then halving the gap. The lead alone is always allowed: someone must go first. If it
+alone is longer than the bound and its rows may run apart, it goes in parts.
 """
 
 from __future__ import annotations
@@ -42,6 +41,41 @@ class Batch:
     def signature(self) -> SignatureId:
         return self.members[0].queue.signature
 
+    def split(self, cost: CostView, bound_ns: int) -> None:
+        """Takes only so many rows of a lead that may run in parts as fit the bound, at least one.
+
+        The parts are made about equal.
+        """
+        lead = self.members[0]
+        start = lead.part[0] if lead.part else 0
+        left = lead.request.rows - start
+        if left < 2 or not lead.request.program.spec.kernels[lead.index].splittable:
+            return
+        per_row = lead.units // left
+        fits, too_many = 1, left
+        while fits + 1 < too_many:
+            middle = (fits + too_many) // 2
+            if cost.predict_ns(self.signature, middle * per_row, 1, 1) <= bound_ns:
+                fits = middle
+            else:
+                too_many = middle
+        parts = -(-left // fits)
+        rest_ns = lead.cut(start + -(-left // parts))
+        self.units = lead.units
+        self.predicted_ns = cost.predict_ns(self.signature, self.units, 1, 1)
+        if self.done_by_ns < _NEVER:
+            self.done_by_ns -= rest_ns
+
+    def take_all(self, kernels: list[Kernel], cost: CostView) -> None:
+        """Takes the kernels in, whatever it does to anyone's deadline."""
+        if not kernels:
+            return
+        self.members += kernels
+        self.units += sum(kernel.units for kernel in kernels)
+        self.weights |= {kernel.weights for kernel in kernels}
+        count, sets = len(self.members), len(self.weights)
+        self.predicted_ns = cost.predict_ns(self.signature, self.units, count, sets)
+
     def grow(self, entries: list[Entry], cost: CostView, now_ns: int, end_ns: int) -> bool:
         """Takes the entries in if all can be done by `end_ns` and nobody misses for it."""
         units, done_by_ns, weights = self.units, self.done_by_ns, self.weights.copy()
@@ -67,12 +101,15 @@ def coalesce(
     """Takes the head of `lead` and those who may join it out of the ready kernels."""
     priority, _, _, kernel = heappop(lead.heap)
     batch = Batch(kernel, cost, now_ns)
+    if batch.predicted_ns > limits.preemption_bound_ns:
+        batch.split(cost, limits.preemption_bound_ns)
     if lead.heap and not lead.alone and limits.segments > 1:
         end_ns = now_ns + limits.preemption_bound_ns
-        end_ns = min(end_ns, earliest_other(ready, lead, now_ns + batch.predicted_ns))
+        end_ns = latest_end(ready, lead, now_ns + batch.predicted_ns, end_ns)
         last_priority = LATE if priority == LATE else PRIORITIES
         _join(batch, lead, ready, limits.segments, cost, now_ns, end_ns, last_priority)
     lead.group_hint = len(batch.members)
+    lead.held_since_ns = 0
     ready.commit(batch.members)
     ready.list_head(lead)
     return batch
@@ -103,23 +140,32 @@ def _join(
         step = 2 * step if too_many == most else (too_many - joined) // 2
 
 
-def earliest_other(ready: Ready, queue: ReadyQueue, alone_ns: int) -> int:
-    """The earliest latest start among other queues' heads that the lead alone does not spoil.
+def latest_end(ready: Ready, queue: ReadyQueue, alone_ns: int, end_ns: int) -> int:
+    """By when the launch must end for the heads of other queues, `end_ns` at most.
 
-    Heads that the lead spoils anyway do not limit it, so the heaps are searched below them.
+    The heads follow one after the other, by latest start. Those that the lead alone (done at
+    `alone_ns`) spoils anyway do not count. Only heads that are urgent before `end_ns` and the next
+    launch after it are looked at, and at most `_LOOKS` of a class.
     """
-    earliest = _NEVER
+    horizon_ns = end_ns + (end_ns - alone_ns)
+    heads: list[tuple[int, int]] = []
     for level in ready.levels[:LATE]:
         places = [0] if level else []
         for _ in range(_LOOKS):
             if not places:
                 break
             place = places.pop()
-            if place >= len(level) or level[place][0] >= earliest:
+            if place >= len(level) or level[place][0] >= horizon_ns:
                 continue
-            latest_ns, _, other = level[place]
-            if other is not queue and latest_ns >= alone_ns and ready.is_head(level[place]):
-                earliest = latest_ns
-            else:
-                places += (2 * place + 2, 2 * place + 1)
-    return earliest
+            other = level[place][2]
+            if other is not queue and ready.is_head(level[place]):
+                kernel = other.heap[0][3]
+                heads.append((kernel.latest_ns, kernel.done_by_ns - kernel.latest_ns))
+            places += (2 * place + 2, 2 * place + 1)
+    heads.sort()
+    before_ns = 0
+    for latest_ns, own_ns in heads:
+        if latest_ns - before_ns >= alone_ns:
+            end_ns = min(end_ns, latest_ns - before_ns)
+            before_ns += own_ns
+    return end_ns

@@ -21,6 +21,8 @@ from typing import final
 
 from coissue.scheduler.admission import Admission, Reject
 from coissue.scheduler.dispatch import Dispatch
+from coissue.scheduler.fairness import Fairness
+from coissue.scheduler.health import Health
 from coissue.scheduler.invariants import check_all
 from coissue.scheduler.messages import (
     Attached,
@@ -64,6 +66,10 @@ class Stats:
     bytes_reserved: int
     backlog_ns: int
     records_dropped: int
+    #: Longest device time of one launch.
+    longest_ns: int
+    #: Tenants that run alone for now (see health).
+    alone: tuple[str, ...]
     outcomes: Mapping[Outcome, int]
     #: Unfinished requests by tenant.
     tenants: Mapping[str, int]
@@ -80,14 +86,28 @@ class Core:
         self.now_ns = 0
         self.window = Window()
         self.admission = Admission(limits, self.window, cost)
+        self.fairness = Fairness(limits.fair_window_ns)
+        self.health = Health(self.window)
         self.dispatch = Dispatch(limits, self.admission.backlog)
         self.trace = Trace(limits.records)
-        self.retire = Retire(self.window, self.admission, self.dispatch, cost, self.trace)
-        self.policy_name = policy
-        self.policy = POLICIES[policy](limits, cost, rng)
+        self.retire = Retire(
+            self.window,
+            self.admission,
+            self.fairness,
+            self.health,
+            self.dispatch,
+            cost,
+            self.trace,
+        )
+        self._choose_policy(policy)
         self.device_up = True
         #: The time last asked for by WakeAt; 0: none.
         self._armed_ns = 0
+
+    def _choose_policy(self, name: str) -> None:
+        self.policy_name = name
+        self.policy = POLICIES[name](self.limits, self._cost, self._rng)
+        self.fairness.enabled = self.policy.is_fair
 
     def handle(self, *events: Event) -> list[Command]:
         """Applies all events, then pumps once. Times of events must not go back."""
@@ -119,6 +139,7 @@ class Core:
                 self._attach(event)
             case Detached():
                 self.window.detach(event.tenant)
+                self.health.forget(event.tenant)
             case PlanReady():
                 self.window.set_plan(event.signature, None)
             case CompileFailed():
@@ -129,8 +150,7 @@ class Core:
             case DeviceBack():
                 self.device_up = True
             case PolicyChosen():
-                self.policy_name = event.policy
-                self.policy = POLICIES[event.policy](self.limits, self._cost, self._rng)
+                self._choose_policy(event.policy)
             case Drain():
                 self.admission.draining = True
 
@@ -139,12 +159,28 @@ class Core:
             raise InvariantViolation("request ids", f"request {event.request} is there already")
         busy_until_ns = self.dispatch.busy_until_ns(self.now_ns) if self.device_up else None
         decision = self.admission.decide(event, busy_until_ns, self.now_ns)
+        if isinstance(decision, Reject) and self._make_room(event, decision):
+            decision = self.admission.decide(event, busy_until_ns, self.now_ns)
         if isinstance(decision, Reject):
             self.retire.reject(event, decision)
             return
+        self.fairness.enter(decision, self.now_ns, len(self.window.open))
         self.window.insert(decision)
         if not decision.left:
             self.retire.end(decision, Outcome.COMPLETED)
+
+    def _make_room(self, event: Submitted, reject: Reject) -> bool:
+        """Lets requests of tenants that are ahead of their share give way to this one."""
+        lacks = self.admission.lacks(event, reject)
+        tenant = self.window.tenants.get(event.tenant)
+        if not self.fairness.enabled or lacks is None or tenant is None:
+            return False
+        begin_ns = self.fairness.begin_ns(tenant, self.now_ns)
+        found = self.fairness.give_way(begin_ns, event, lacks)
+        for request in found:
+            wait_ns = reject.retry_after_ns
+            self.retire.end(request, Outcome.REJECTED, Reason.OVER_SHARE, retry_after_ns=wait_ns)
+        return bool(found)
 
     def _cancel(self, event: Cancelled) -> None:
         request = self.window.open.get(event.request)
@@ -154,6 +190,7 @@ class Core:
     def _attach(self, event: Attached) -> None:
         program = Program(event.tenant)
         self.window.attach(program)
+        self.health.forget(program.spec.name)
         for signature in dict.fromkeys(program.signatures):
             if self.window.plans.get(signature) is PlanState.FAILED:
                 self.window.set_plan(signature, PlanState.COMPILING)
@@ -180,7 +217,11 @@ class Core:
             self.retire.commands.append(self.dispatch.issue(batch, self.now_ns))
 
     def _arm(self, deadline_ns: int | None) -> None:
-        """Asks to be woken at the deadline, unless a wake-up comes before it."""
+        """Asks to be woken at the deadline, or when the policy wants to be asked again, unless a
+        wake-up comes before that."""
+        wake_ns = self.policy.wake_ns
+        if wake_ns > self.now_ns and (deadline_ns is None or wake_ns < deadline_ns):
+            deadline_ns = wake_ns
         if deadline_ns is None or self.now_ns < self._armed_ns <= deadline_ns:
             return
         self._armed_ns = deadline_ns
@@ -190,7 +231,7 @@ class Core:
         """True if nothing can be launched after `launch` unless something new arrives."""
         open_requests = self.window.open
         return not self.window.ready.count and all(
-            request.left == 1
+            request.left == 1 and (segment.part is None or segment.part[1] == request.rows)
             for segment in launch.segments
             if (request := open_requests.get(segment.request)) is not None
         )
@@ -212,6 +253,8 @@ class Core:
             bytes_reserved=window.bytes_reserved,
             backlog_ns=self.admission.backlog.total_ns,
             records_dropped=self.trace.dropped_count,
+            longest_ns=self.retire.longest_ns,
+            alone=tuple(self.health.alone),
             outcomes=dict(self.retire.outcomes),
             tenants={name: len(tenant.open) for name, tenant in window.tenants.items()},
         )

@@ -64,14 +64,16 @@ class Dispatch:
             request = kernel.request
             index = kernel.index
             if index not in request.retried:
-                self._backlog.remove(request, index)
+                self._uncount(kernel)
             request.states[index] = IN_FLIGHT
             request.in_flight += 1
             request.lane = lane = lane + 1
             if request.state is ADMITTED:
                 request.state = RUNNING
                 request.first_launch_ns = now_ns
-            segments.append(Segment(request.id, KernelIndex(index), kernel.weights, kernel.units))
+            segments.append(
+                Segment(request.id, KernelIndex(index), kernel.weights, kernel.units, kernel.part)
+            )
         latest_ns = max(now_ns, batch.done_by_ns - batch.predicted_ns)
         launch = Launch(
             launch_id, batch.signature, tuple(segments), self.free_slots.pop(),
@@ -79,6 +81,16 @@ class Dispatch:
         )  # fmt: skip
         self.flights[launch_id] = Flight(launch, batch, now_ns)
         return launch
+
+    def _uncount(self, kernel: Kernel) -> None:
+        """Takes what is launched out of the backlog."""
+        request, index, part = kernel.request, kernel.index, kernel.part
+        kernel.charge_ns = request.charges[index]
+        if part is None or part[1] == request.rows:
+            self._backlog.remove(request, index)
+            return
+        kernel.charge_ns = kernel.charge_ns * (part[1] - part[0]) // (request.rows - part[0])
+        self._backlog.remove_part(request, index, kernel.charge_ns)
 
     def busy_until_ns(self, now_ns: int) -> int:
         """When the next slot is predicted to be free."""

@@ -118,15 +118,17 @@ def check_backlog(core: Core) -> None:
         request.charges[index]
         for request in core.window.open.values()
         for index, state in enumerate(request.states)
-        if state <= _S.READY and index not in request.retried
+        if (state <= _S.READY or index in request.cuts) and index not in request.retried
     )
     _require(core.admission.backlog.total_ns == charged, core, "backlog")
 
 
 def check_never_idle(core: Core) -> None:
-    """No slot is free while a kernel that may be launched is ready."""
+    """No slot is free while a kernel that may be launched is ready, unless the policy waits for a
+    moment that it has named."""
     if core.device_up and core.dispatch.free_slots:
         busy = bool(core.dispatch.flights) and not core.policy.work_conserving
+        busy |= core.policy.wake_ns > core.now_ns
         queues = core.window.ready.queues.values()
         ready = any(queue.head() is not None and not queue.gated for queue in queues)
         _require(busy or not ready, core, "never idle")

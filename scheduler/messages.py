@@ -44,9 +44,11 @@ class Reason(Enum):
     TENANT_QUOTA = "tenant_quota"  # the tenant's in-flight limit
     WINDOW_FULL = "window_full"
     MEMORY = "memory"
+    OVER_SHARE = "over_share"  # gave way to a tenant that had less than its share
     DRAINING = "draining"
     UNKNOWN_TENANT = "unknown_tenant"
     COMPILE_FAILED = "compile_failed"
+    TENANT_FAILED = "tenant_failed"  # its requests failed again and again: it is out of service
     LAUNCH_FAILED = "launch_failed"
     DEVICE_LOST = "device_lost"
     CLIENT_GONE = "client_gone"
@@ -62,6 +64,8 @@ class KernelSpec:
     producers: tuple[KernelIndex, ...]
     #: True: work is counted in tokens (R*T); False: in rows (R).
     per_token: bool
+    #: Its rows may run in several launches, one part after the other.
+    splittable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,8 @@ class LaunchDone(Event):
 class LaunchFailed(Event):
     launch: LaunchId
     message: str
+    #: The input of a request is to blame, not the tenant.
+    by_input: bool = False
 
 
 @dataclass(slots=True)
@@ -187,6 +193,8 @@ class Segment(NamedTuple):
     weights: WeightsId
     #: Rows or tokens, by `KernelSpec.per_token`.
     units: int
+    #: The rows [start, stop) of the request that this launch is for; None: all.
+    part: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -216,6 +224,14 @@ class Complete(Command):
     message: str = ""
     #: For rejections: when trying again may succeed; 0 says nothing.
     retry_after_ns: int = 0
+
+
+@dataclass(slots=True)
+class PutOut(Command):
+    """The tenant is out of service until it is attached anew; its open requests have failed."""
+
+    tenant: str
+    message: str
 
 
 @dataclass(slots=True)

@@ -66,6 +66,9 @@ class DeviceModel:
     contention: float = 1.0
     #: Between a decision and its launch; not part of what is measured.
     overhead_ns: int = 0
+    #: If given, drawn from instead: measured times over predicted ones, and overheads.
+    ratios: tuple[float, ...] = ()
+    overheads_ns: tuple[int, ...] = ()
     #: Chance of each launch to fail, and to take `slow_factor` times as long.
     fail_rate: float = 0.0
     slow_rate: float = 0.0
@@ -106,8 +109,12 @@ class NullDevice:
         self._pass_time(now_ns)
         failed = self._rng.random() < self._model.fail_rate
         work_ns = launch.predicted_ns if failed else self._draw_ns(launch)
-        mark = self._done_ns + work_ns + self._model.overhead_ns
-        heappush(self._flying, (mark, launch.launch, launch, now_ns, failed))
+        overhead_ns = self._model.overhead_ns
+        if self._model.overheads_ns:
+            overhead_ns = self._rng.choice(self._model.overheads_ns)
+        mark = self._done_ns + overhead_ns + work_ns
+        # It counts from when the overhead is over.
+        heappush(self._flying, (mark, launch.launch, launch, now_ns + overhead_ns, failed))
         self.version += 1
 
     def next_ns(self) -> int | None:
@@ -127,8 +134,7 @@ class NullDevice:
             if failed:
                 ended.append(LaunchFailed(now_ns, launch.launch, "the null device failed it"))
             else:
-                took_ns = now_ns - start_ns - self._model.overhead_ns
-                ended.append(LaunchDone(now_ns, launch.launch, max(1, took_ns)))
+                ended.append(LaunchDone(now_ns, launch.launch, max(1, now_ns - start_ns)))
         if not flying:
             self._done_ns = 0.0
         self.version += 1
@@ -159,6 +165,8 @@ class NullDevice:
             time_ns *= max(self._slow_weights.get(own, 1.0) for own in weights)
         if self._rng.random() < model.slow_rate:
             time_ns *= model.slow_factor
-        if model.noise:
+        if model.ratios:
+            time_ns *= self._rng.choice(model.ratios)
+        elif model.noise:
             time_ns *= self._rng.uniform(1, 1 + model.noise)
         return max(1, round(time_ns))

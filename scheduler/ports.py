@@ -28,6 +28,10 @@ class CoreLimits:
     bytes: int = 1 << 40
     #: No launch of several members is predicted longer; one member alone may be.
     preemption_bound_ns: int = 10 * MS
+    #: Longest that a kernel waits for partners while other work runs; 0: not at all.
+    hold_ns: int = 10 * MS
+    #: How far a tenant may get ahead of another that waits, in device time per unit of share.
+    fair_window_ns: int = 100 * MS
     #: Reject at once what is predicted to finish after its deadline.
     admission: bool = True
     #: Launch records and request records kept until taken; more are counted as dropped.
@@ -65,6 +69,11 @@ class Clock(Protocol):
 class LaunchError(Exception):
     """The launch failed; the device still works. The text reaches the request's answer."""
 
+    def __init__(self, message: str, *, by_input: bool = False) -> None:
+        super().__init__(message)
+        #: The input of a request is to blame, not its tenant.
+        self.by_input = by_input
+
 
 class DeviceLostError(Exception):
     """The device is gone, with all that it held."""
@@ -84,6 +93,9 @@ class Executor(Protocol):
 
     def complete(self, complete: Complete) -> None:
         """The outcome of a request, exactly once; outputs are to be read before `free`."""
+
+    def put_out(self, tenant: str, message: str) -> None:
+        """The core takes no more requests of this tenant, which failed again and again."""
 
     def free(self, request: RequestId) -> None:
         """No kernel of the request will run any more: drop its buffers."""

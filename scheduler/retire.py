@@ -12,6 +12,8 @@ from typing import final
 
 from coissue.scheduler.admission import Admission, Reject
 from coissue.scheduler.dispatch import Dispatch
+from coissue.scheduler.fairness import Fairness
+from coissue.scheduler.health import Health
 from coissue.scheduler.messages import (
     Command,
     Complete,
@@ -19,13 +21,14 @@ from coissue.scheduler.messages import (
     LaunchDone,
     LaunchFailed,
     Outcome,
+    PutOut,
     Reason,
     Submitted,
 )
 from coissue.scheduler.ports import CostView, InvariantViolation
 from coissue.scheduler.states import END_STATE, REQUEST_EDGES, KernelState, RequestState
 from coissue.scheduler.trace import Finished, RequestRecord, Trace
-from coissue.scheduler.window import Request, Window
+from coissue.scheduler.window import Request, Tenant, Window
 
 DONE, FAILED, CANCELLED = KernelState.DONE, KernelState.FAILED, KernelState.CANCELLED
 RUNNING = RequestState.RUNNING
@@ -36,20 +39,31 @@ COMPLETED, EXPIRED = Outcome.COMPLETED, Outcome.EXPIRED
 class Retire:
     """Applies what launches came to; the only place where requests end."""
 
-    __slots__ = ("_admission", "_cost", "_dispatch", "_window", "commands", "now_ns", "outcomes",
-                 "trace")  # fmt: skip
+    __slots__ = ("_admission", "_cost", "_dispatch", "_fairness", "_health", "_window", "commands",
+                 "longest_ns", "now_ns", "outcomes", "trace")  # fmt: skip
 
     def __init__(
-        self, window: Window, admission: Admission, dispatch: Dispatch, cost: CostView, trace: Trace
+        self,
+        window: Window,
+        admission: Admission,
+        fairness: Fairness,
+        health: Health,
+        dispatch: Dispatch,
+        cost: CostView,
+        trace: Trace,
     ) -> None:
         self._window = window
         self._admission = admission
+        self._fairness = fairness
+        self._health = health
         self._dispatch = dispatch
         self._cost = cost
         self.trace = trace
         #: Where commands of the turn go; the core sets it, and the time.
         self.commands: list[Command] = []
         self.now_ns = 0
+        #: The longest launch that came back: for so long others were blocked.
+        self.longest_ns = 0
         #: Requests ended, by outcome.
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
 
@@ -62,18 +76,25 @@ class Retire:
             launch.signature, flight.units, len(flight.members), flight.weight_sets,
             event.measured_ns,
         )  # fmt: skip
+        self._health.landed(flight, event.measured_ns, self.now_ns)
+        self.longest_ns = max(self.longest_ns, event.measured_ns)
         self.trace.add_launch(Finished(flight, self.now_ns, ""))
         # Without units (no rows, no tokens) the members share evenly.
         per_unit = event.measured_ns / (flight.units or len(flight.members))
         for kernel in flight.members:
             request = kernel.request
-            request.device_ns += int(per_unit * (kernel.units if flight.units else 1))
+            own_ns = int(per_unit * (kernel.units if flight.units else 1))
+            request.device_ns += own_ns
+            self._fairness.charge(request, own_ns - kernel.charge_ns)
             request.last_done_ns = self.now_ns
             request.in_flight -= 1
-            if request.state is RUNNING:
+            request.cuts.discard(kernel.index)
+            if request.state is not RUNNING:
+                self._return_late(request, kernel.index)
+            elif kernel.part is None or kernel.part[1] == request.rows:
                 self._advance(request, kernel.index)
             else:
-                self._return_late(request, kernel.index)
+                self._go_on(request, kernel.index, kernel.part[1])
 
     def _advance(self, request: Request, index: int) -> None:
         """The kernel is done: what waited for it becomes ready, or the request has ended."""
@@ -86,6 +107,13 @@ class Retire:
             waiting[successor] -= 1
             if not waiting[successor]:
                 self._window.ready.push(request, successor)
+
+    def _go_on(self, request: Request, index: int, rows_done: int) -> None:
+        """A part of the kernel is done, and the next waits for its turn."""
+        request.parts[index] = rows_done
+        self._window.ready.push(request, index, alone=index in request.retried)
+        if request.deadline_ns <= self.now_ns:
+            self.expire(request)
 
     def _return_late(self, request: Request, index: int) -> None:
         """A kernel of a request that already has its outcome is back."""
@@ -107,12 +135,23 @@ class Retire:
             elif index in request.retried:
                 request.states[index] = FAILED
                 self.end(request, Outcome.FAILED, Reason.LAUNCH_FAILED, event.message)
+                if not event.by_input and self._health.failed(request.tenant, self.now_ns):
+                    self._put_out(request.tenant, event.message)
             elif request.deadline_ns <= self.now_ns:
                 request.states[index] = CANCELLED
                 self.expire(request)
             else:
+                if index in request.cuts:
+                    request.cuts.discard(index)
+                    self._admission.backlog.remove(request, index)
                 request.retried.add(index)
                 self._window.ready.push(request, index, alone=True)
+
+    def _put_out(self, tenant: Tenant, message: str) -> None:
+        """Nothing of the tenant will be tried any more."""
+        for request in list(tenant.open.values()):
+            self.end(request, Outcome.FAILED, Reason.TENANT_FAILED, message)
+        self.commands.append(PutOut(tenant.name, message))
 
     def lost(self, message: str) -> None:
         """The device is gone: requests with anything on it fail, the others keep their place."""
@@ -138,6 +177,7 @@ class Retire:
         outcome: Outcome,
         reason: Reason | None = None,
         message: str = "",
+        retry_after_ns: int = 0,
     ) -> None:
         """The one outcome of an admitted request."""
         state = END_STATE[outcome]
@@ -146,12 +186,17 @@ class Retire:
                 "one outcome per request", f"request {request.id}: {request.state!r} -> {state!r}"
             )
         if request.left:
-            self._admission.backlog.remove_rest(request)
+            left_ns = self._admission.backlog.remove_rest(request)
+            self._fairness.charge(request, -left_ns)
+        if outcome is COMPLETED:
+            request.tenant.failures = 0
         if outcome in (COMPLETED, EXPIRED):
             late = outcome is EXPIRED or self.now_ns > request.deadline_ns
             self._admission.learn(request, missed=late)
         request.state = state
         self._window.close(request)
+        if not request.tenant.open:
+            self._fairness.leave(request.tenant)
         self.outcomes[outcome] += 1
         self.trace.add_request(
             RequestRecord(
@@ -160,7 +205,7 @@ class Retire:
                 request.deadline_ns, request.device_ns, outcome, reason,
             )
         )  # fmt: skip
-        self.commands.append(Complete(request.id, outcome, reason, message))
+        self.commands.append(Complete(request.id, outcome, reason, message, retry_after_ns))
         if not request.in_flight:
             self.commands.append(Free(request.id))
 

@@ -10,7 +10,8 @@ launch ran. A poster stamps its event with the runtime's clock when the thing ha
 posters can race by microseconds, so an event that comes with an earlier time than the one before it
 is moved to that time. Each turn ends with `Woke(now)`: decisions are made at the time of the turn,
 while records keep the time of arrival. `call` runs a function here between launches.
-A launch runs here, so the device needs no lock; limits.slots must be 1.
+With one slot a launch runs here, so the device needs no lock. With more (the baseline space_only)
+each slot has a thread, launches run beside each other, and `call` does not wait for them.
 A bug (`InvariantViolation` or any unexpected exception) ends the runtime through `on_crash`.
 """
 
@@ -20,7 +21,7 @@ import logging
 from asyncio import AbstractEventLoop, TimerHandle, new_event_loop, set_event_loop
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from operator import attrgetter
 from threading import Lock, Thread, get_ident
@@ -39,10 +40,11 @@ from coissue.scheduler.messages import (
     LaunchDone,
     LaunchFailed,
     PlanReady,
+    PutOut,
     WakeAt,
     Woke,
 )
-from coissue.scheduler.ports import Clock, DeviceLostError, Executor
+from coissue.scheduler.ports import Clock, DeviceLostError, Executor, LaunchError
 
 log = logging.getLogger("coissue.scheduler")
 T = TypeVar("T")
@@ -64,16 +66,19 @@ class Runtime:
         clock: Clock,
         *,
         on_crash: Callable[[str], None] | None = None,
+        record: Callable[[list[Event], list[Command]], None] | None = None,
         new_loop: Callable[[], AbstractEventLoop] = new_event_loop,
     ) -> None:
-        """`on_crash` is called on the loop, after the last turn."""
-        if core.limits.slots != 1:
-            raise ValueError("a blocking executor has one slot")
+        """`on_crash` is called on the loop, after the last turn; `record` after each turn of the
+        core, with its events and commands."""
         self.core = core
+        slots = core.limits.slots
+        self._pool = ThreadPoolExecutor(slots, "coissue-slot") if slots > 1 else None
         self.loop = new_loop()
         self._executor = executor
         self._clock = clock
         self._on_crash = on_crash
+        self._record = record
         #: Events, and functions to be run here. Unbounded: the window bounds what is admitted,
         #: and the channel what is on the way.
         self._inbox: deque[Event | Callable[[], None]] = deque()
@@ -138,6 +143,8 @@ class Runtime:
             self._running = False
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout_s)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -188,7 +195,13 @@ class Runtime:
         events.append(Woke(now_ns))
         self._last_ns = now_ns
         launches = []
-        for command in self.core.handle(*events):
+        commands: list[Command] = []
+        try:
+            commands = self.core.handle(*events)
+        finally:  # of a turn that failed, too: its replay fails alike
+            if self._record is not None:
+                self._record(events, commands)
+        for command in commands:
             if isinstance(command, Launch):
                 launches.append(command)  # answers must not wait for them
             else:
@@ -212,24 +225,35 @@ class Runtime:
                 self._wake_at(command.at_ns)
             case Compile():
                 self._compile(command)
+            case PutOut():
+                self._executor.put_out(command.tenant, command.message)
             case _:
                 raise TypeError(f"no executor for {command}")
 
     def _launch(self, launch: Launch) -> None:
+        if self._pool is not None:
+            self._pool.submit(lambda: self.post(self._run_launch(launch)))
+            return
+        event = self._run_launch(launch)
+        is_done = isinstance(event, LaunchDone)
+        if is_done and not self._inbox and self.core.ends_with(launch):
+            # What arrived meanwhile cannot be late for a batch: answer at once.
+            self._advance([event])
+        else:
+            self.post(event)
+
+    def _run_launch(self, launch: Launch) -> Event:
+        """What the launch came to."""
         try:
             measured_ns = self._executor.launch(launch)
         except DeviceLostError as error:
             log.exception("launch=%d device_lost=1", launch.launch)
-            self.post(DeviceLost(self._clock.now_ns(), str(error)))
+            return DeviceLost(self._clock.now_ns(), str(error))
         except Exception as error:
             log.warning("launch=%d failed=%r", launch.launch, error)
-            self.post(LaunchFailed(self._clock.now_ns(), launch.launch, str(error)))
-        else:
-            done = LaunchDone(self._clock.now_ns(), launch.launch, measured_ns)
-            if self._inbox or not self.core.ends_with(launch):
-                self.post(done)
-            else:  # what arrived meanwhile cannot be late for a batch: answer at once
-                self._advance([done])
+            by_input = isinstance(error, LaunchError) and error.by_input
+            return LaunchFailed(self._clock.now_ns(), launch.launch, str(error), by_input)
+        return LaunchDone(self._clock.now_ns(), launch.launch, measured_ns)
 
     def _compile(self, compile: Compile) -> None:
         try:

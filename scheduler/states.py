@@ -37,6 +37,7 @@ class RequestState(_State):
     EXPIRED = 3
     FAILED = 4
     CANCELLED = 5
+    REJECTED = 6  # gave way before anything was launched
 
 
 _K, _R = KernelState, RequestState
@@ -54,20 +55,29 @@ KERNEL_EDGES: Final[Mapping[KernelState, tuple[KernelState, ...]]] = {
 
 REQUEST_EDGES: Final[Mapping[RequestState, tuple[RequestState, ...]]] = {
     #: COMPLETED at once when the program has no kernel.
-    _R.ADMITTED: (_R.RUNNING, _R.COMPLETED, _R.EXPIRED, _R.FAILED, _R.CANCELLED),
+    _R.ADMITTED: (
+        _R.RUNNING,
+        _R.COMPLETED,
+        _R.EXPIRED,
+        _R.FAILED,
+        _R.CANCELLED,
+        _R.REJECTED,
+    ),
     _R.RUNNING: (_R.COMPLETED, _R.EXPIRED, _R.FAILED, _R.CANCELLED),
     _R.COMPLETED: (),
     _R.EXPIRED: (),
     _R.FAILED: (),
     _R.CANCELLED: (),
+    _R.REJECTED: (),
 }
 
-#: The state in which a request with this outcome ends. REJECTED never enters.
+#: The state in which a request with this outcome ends.
 END_STATE: Final[Mapping[Outcome, RequestState]] = {
     Outcome.COMPLETED: _R.COMPLETED,
     Outcome.EXPIRED: _R.EXPIRED,
     Outcome.FAILED: _R.FAILED,
     Outcome.CANCELLED: _R.CANCELLED,
+    Outcome.REJECTED: _R.REJECTED,
 }
 
 

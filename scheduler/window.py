@@ -32,7 +32,10 @@ CANCELLED, RUNNING = KernelState.CANCELLED, RequestState.RUNNING
 class Tenant:
     """A tenant by name, over its versions."""
 
-    __slots__ = ("caution", "name", "open", "program", "turn")
+    __slots__ = (
+        "active_share", "alone", "caution", "failures", "finish_ns", "is_out", "name", "open",
+        "program", "turn",
+    )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -44,17 +47,25 @@ class Tenant:
         self.caution = 1000
         #: When `time_only` last served it: a counter.
         self.turn = 0
+        #: When its admitted requests would be done in its fair part of the device, and its share as
+        #: counted while it has open requests (see fairness).
+        self.finish_ns = 0
+        self.active_share = 0.0
+        #: Out of the groups; requests in a row that failed; out of service (see health).
+        self.alone = False
+        self.failures = 0
+        self.is_out = False
 
 
-@final
 @final
 class Request:
     """An admitted request until its outcome is out and its last kernel is back."""
 
     __slots__ = (
-        "backlog_slot", "bytes", "charges", "deadline_ns", "device_ns", "first_launch_ns", "id",
-        "in_flight", "lane", "last_done_ns", "left", "priority", "profile", "program", "ready",
-        "retried", "rows", "state", "states", "submitted_ns", "tenant", "tokens", "waiting",
+        "backlog_slot", "begin_ns", "bytes", "charges", "cuts", "deadline_ns", "device_ns",
+        "due_ns", "fair_ns", "first_launch_ns", "id", "in_flight", "lane", "last_done_ns", "left",
+        "parts", "priority", "profile", "program", "ready", "retried", "rows", "state", "states",
+        "submitted_ns", "tenant", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +91,10 @@ class Request:
         self.left = len(program.successors)
         #: Kernels IN_FLIGHT.
         self.in_flight = 0
+        #: Rows done of kernels that run in parts, by index.
+        self.parts: dict[int, int] = {}
+        #: Kernels with a part in flight that is not the last: the backlog counts their rest.
+        self.cuts: set[int] = set()
         #: Kernels whose launch failed once.
         self.retried: set[int] = set()
         #: Place in the order of segments: where it stood in its last launch.
@@ -87,6 +102,11 @@ class Request:
         #: Predicted device time by kernel index, as counted in the backlog (see admission).
         self.charges: list[int] = []
         self.backlog_slot = 0
+        #: Its fair begin and how long it would take from there; when it should be done: at its
+        #: deadline, or earlier where its tenant waits too long for its share (see fairness).
+        self.begin_ns = 0
+        self.fair_ns = 0
+        self.due_ns = event.deadline_ns
         self.submitted_ns = event.at_ns
         self.first_launch_ns = 0
         self.last_done_ns = 0
@@ -105,7 +125,8 @@ class Kernel:
     """A kernel of a request from READY on."""
 
     __slots__ = (
-        "done_by_ns", "index", "latest_ns", "live", "queue", "request", "units", "weights",
+        "charge_ns", "done_by_ns", "index", "latest_ns", "live", "part", "queue", "request",
+        "units", "urgency_ns", "weights",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, queue: ReadyQueue) -> None:
@@ -116,12 +137,37 @@ class Kernel:
         self.queue = queue
         self.weights: WeightsId = spec.weights
         self.units = request.tokens if spec.per_token else request.rows
+        #: Its place among others: the latest start for the request to be done when due.
+        self.urgency_ns = request.due_ns - profile.tail_ns[index]
         #: Started later than this, the request is predicted to miss its deadline.
         self.latest_ns = request.deadline_ns - profile.tail_ns[index]
         #: Done later than this, likewise.
         self.done_by_ns = self.latest_ns + profile.own_ns[index]
         #: In its queue. False: its heap entry is dead.
         self.live = True
+        #: The rows it is launched for, if not all; what the backlog counted for them.
+        self.part: tuple[int, int] | None = None
+        self.charge_ns = 0
+        if index in request.parts:
+            self._go_on(request.parts[index], profile.own_ns[index])
+
+    def _go_on(self, done: int, own_ns: int) -> None:
+        """`done` rows are behind it."""
+        rows = self.request.rows
+        spared_ns = own_ns * done // rows
+        self.part = (done, rows)
+        self.units -= self.units * done // rows
+        self.urgency_ns += spared_ns
+        self.latest_ns += spared_ns
+
+    def cut(self, stop: int) -> int:
+        """Launches it for its next rows up to `stop` only; the predicted time of the rest."""
+        rows = self.request.rows
+        start = self.part[0] if self.part else 0
+        whole, left_ns = self.units, self.done_by_ns - self.latest_ns
+        self.part = (start, stop)
+        self.units = whole * (stop - start) // (rows - start)
+        return left_ns * (whole - self.units) // whole
 
 
 @unique
@@ -139,10 +185,13 @@ Entry = tuple[int, int, int, Kernel]
 class ReadyQueue:
     """READY kernels of one signature in slack order."""
 
-    __slots__ = ("alone", "dead_count", "gated", "group_hint", "heap", "listed", "signature")
+    __slots__ = ("alone", "dead_count", "gated", "group_hint", "heap", "held_since_ns", "listed",
+                 "owner", "signature")  # fmt: skip
 
-    def __init__(self, signature: SignatureId, *, alone: bool) -> None:
+    def __init__(self, signature: SignatureId, *, alone: bool, owner: str) -> None:
         self.signature = signature
+        #: The one tenant whose kernels these are, if it is out of the groups.
+        self.owner = owner
         #: Its kernels may not share a launch (retries).
         self.alone = alone
         #: True while no plan exists: nothing of it may be launched.
@@ -153,6 +202,12 @@ class ReadyQueue:
         self.listed = 0
         #: Members of its last launch: where coalescing begins to search.
         self.group_hint = 8
+        #: Since when its head has waited for partners; 0: it has not.
+        self.held_since_ns = 0
+
+    @property
+    def live_count(self) -> int:
+        return len(self.heap) - self.dead_count
 
     def head(self) -> Entry | None:
         """The most urgent live kernel; drops dead ones before it."""
@@ -177,11 +232,14 @@ class ReadyQueue:
 class Ready:
     """All ready queues, and by priority the heads of those that may be launched."""
 
-    __slots__ = ("_sequence", "count", "levels", "queues")
+    __slots__ = ("_families", "_sequence", "count", "levels", "queues")
 
     def __init__(self) -> None:
-        #: (signature, alone) -> queue. Bounded by the signatures of attached tenants.
-        self.queues: dict[tuple[SignatureId, bool], ReadyQueue] = {}
+        #: (signature, alone, tenant) -> queue; the tenant is named when it is out of the groups.
+        #: Bounded by the signatures of attached tenants.
+        self.queues: dict[tuple[SignatureId, bool, str], ReadyQueue] = {}
+        #: The queues of each signature.
+        self._families: dict[SignatureId, list[ReadyQueue]] = {}
         #: By priority: heap of (latest start, sequence, queue). An item counts only while its
         #: sequence is that of the queue's head at this priority; others are dropped on sight.
         self.levels: list[list[tuple[int, int, ReadyQueue]]] = [[] for _ in range(LATE + 1)]
@@ -189,22 +247,28 @@ class Ready:
         #: Kernels READY.
         self.count = 0
 
-    def queue(self, signature: SignatureId, alone: bool) -> ReadyQueue:
-        found = self.queues.get((signature, alone))
+    def queue(self, signature: SignatureId, alone: bool = False, owner: str = "") -> ReadyQueue:
+        found = self.queues.get((signature, alone, owner))
         if found is None:
-            found = self.queues[signature, alone] = ReadyQueue(signature, alone=alone)
+            found = self.queues[signature, alone, owner] = ReadyQueue(
+                signature, alone=alone, owner=owner
+            )
+            family = self._families.setdefault(signature, [])
+            found.gated = bool(family) and family[0].gated
+            family.append(found)
         return found
 
     def push(self, request: Request, index: int, *, alone: bool = False) -> None:
         """Makes a kernel READY whose producers are done."""
-        key = request.program.signatures[index], alone
+        tenant = request.tenant
+        key = request.program.signatures[index], alone, tenant.name if tenant.alone else ""
         queue = self.queues.get(key) or self.queue(*key)
         kernel = Kernel(request, index, queue)
         request.states[index] = READY
         request.ready[index] = kernel
         self.count += 1
         self._sequence += 1
-        entry = (request.priority, kernel.latest_ns, self._sequence, kernel)
+        entry = (request.priority, kernel.urgency_ns, self._sequence, kernel)
         heappush(queue.heap, entry)
         if queue.heap[0] is entry and not queue.gated:
             self._list(queue, entry)
@@ -296,18 +360,18 @@ class Ready:
 
     def gate(self, signature: SignatureId, *, closed: bool) -> None:
         """Closed: nothing of this signature may be launched."""
-        for alone in (False, True):
-            queue = self.queue(signature, alone)
+        self.queue(signature)
+        for queue in self._families[signature]:
             queue.gated = closed
             queue.listed = 0
             self.list_head(queue)
 
     def forget(self, signature: SignatureId) -> None:
         """Drops the queues of a signature that no tenant has any more, if they are empty."""
-        for alone in (False, True):
-            queue = self.queues.get((signature, alone))
-            if queue is not None and queue.head() is None:
-                del self.queues[signature, alone]
+        if all(queue.head() is None for queue in self._families.get(signature, ())):
+            self._families.pop(signature, None)
+            for key in [key for key in self.queues if key[0] == signature]:
+                del self.queues[key]
 
 
 @final
@@ -315,8 +379,8 @@ class Window:
     """Tenants, their open requests, and the ready kernels."""
 
     __slots__ = (
-        "_deadlines", "_sequence", "bytes_reserved", "ended", "open", "plans", "ready", "tenants",
-        "weights",
+        "_deadlines", "_sequence", "bytes_reserved", "ended", "feeders", "open", "plans", "ready",
+        "tenants", "weights",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -328,6 +392,8 @@ class Window:
         self.ready = Ready()
         #: signature -> weights -> programs that have it attached.
         self.weights: dict[SignatureId, dict[int, int]] = {}
+        #: signature -> signatures of producers of its kernels -> how many attached kernels say so.
+        self.feeders: dict[SignatureId, dict[SignatureId, int]] = {}
         #: Attached signatures without a plan; all others have one.
         self.plans: dict[SignatureId, PlanState] = {}
         #: Sum over `open` and `ended`.
@@ -341,6 +407,10 @@ class Window:
         for kernel in program.spec.kernels:
             users = self.weights.setdefault(kernel.signature, {})
             users[kernel.weights] = users.get(kernel.weights, 0) + 1
+            feeders = self.feeders.setdefault(kernel.signature, {})
+            for producer in kernel.producers:
+                signature = program.spec.kernels[producer].signature
+                feeders[signature] = feeders.get(signature, 0) + 1
         tenant = self.tenants.setdefault(program.spec.name, Tenant(program.spec.name))
         self._drop_users(tenant.program)
         tenant.program = program
@@ -356,13 +426,21 @@ class Window:
             del self.tenants[name]
 
     def _drop_users(self, program: Program | None) -> None:
-        for kernel in program.spec.kernels if program else ():
+        if program is None:
+            return
+        for kernel in program.spec.kernels:
             users = self.weights[kernel.signature]
             users[kernel.weights] -= 1
             if not users[kernel.weights]:
                 del users[kernel.weights]
+            feeders = self.feeders[kernel.signature]
+            for producer in kernel.producers:
+                signature = program.spec.kernels[producer].signature
+                feeders[signature] -= 1
+                if not feeders[signature]:
+                    del feeders[signature]
             if not users:
-                del self.weights[kernel.signature]
+                del self.weights[kernel.signature], self.feeders[kernel.signature]
                 self.plans.pop(kernel.signature, None)
                 self.ready.forget(kernel.signature)
 

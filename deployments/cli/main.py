@@ -1,4 +1,4 @@
-"""The command line `coissue`: validate, up, status. Errors are one line; Ray only inside `up`."""
+"""The command line `coissue`. Errors are one line; Ray only inside `up`."""
 
 from __future__ import annotations
 
@@ -88,6 +88,57 @@ def status(
     console.print(status_table(answer["tenants"]))
     if isinstance(answer.get("scheduler"), dict) and "error" in answer["scheduler"]:
         fail(f"scheduler: {answer['scheduler']['error']}")
+
+
+@app.command()
+def simulate(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE.yaml]", help="A mix.")] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="One run each, or `all`; else the mix's.")
+    ] = None,
+    load: Annotated[
+        list[float] | None, typer.Option(help="Share of what perfect packing could do; repeat it.")
+    ] = None,
+    seed: int = 0,
+    costs: Annotated[
+        Path | None, typer.Option(help="A measured cost table (costs.json of a device's cache).")
+    ] = None,
+    check: Annotated[bool, typer.Option(help="Check every invariant after every turn.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="All figures.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="A folder for SVG plots.")] = None,
+) -> None:
+    """Run a mix of tenants on simulated devices, with the product's own scheduler."""
+    from coissue.deployments.cli import simulate as simulation
+
+    try:
+        mix = simulation.load_mix(file)
+        mixes = simulation.vary(mix, policy or [], load or [])
+        measured = simulation.MeasuredCosts(costs) if costs else None
+        runs = simulation.run_all(mixes, seed, measured, console, check=check)
+        if json_file is not None:
+            json_file.write_text(json.dumps(runs) + "\n")
+        if plots is not None:
+            simulation.write_plots(runs, plots)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    console.print(simulation.render_table(runs))
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="What `scheduler.record_to` wrote.")],
+    check: Annotated[bool, typer.Option(help="Check every invariant after every turn.")] = False,
+) -> None:
+    """Feed a recorded run to a fresh scheduler core: it must decide the same, turn by turn."""
+    from coissue.scheduler import recording
+
+    try:
+        with file.open() as lines:
+            stats = recording.replay(lines, check=check).stats()
+    except (OSError, recording.ReplayError) as error:
+        fail(f"{file}: {error}")
+    outcomes = (f"{count} {outcome.value}" for outcome, count in stats.outcomes.items())
+    typer.echo(f"the same commands throughout: {', '.join(outcomes)}")
 
 
 def fetch_status(url: str, timeout_s: float = 5.0) -> dict[str, Any]:

@@ -31,6 +31,7 @@ STATUS: Final[dict[str, int]] = {
     # At admission: trying again later, or with a longer deadline, may succeed.
     "deadline": 429,
     "tenant_quota": 429,
+    "over_share": 429,
     "window_full": 429,
     "memory": 429,
     # The client is gone: nobody reads the answer, it is only counted.
@@ -47,6 +48,7 @@ STATUS: Final[dict[str, int]] = {
     "device_lost": 503,
     "loading": 503,
     "failed": 503,
+    "tenant_failed": 503,
     "expired": 504,
 }
 #: Statuses whose answer says when to try again.

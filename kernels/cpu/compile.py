@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from coissue.kernels.cpu import gemm, ops, segments
+from coissue.kernels.cpu import exact, gemm, ops, segments
 from coissue.kernels.cpu.conv import Conv
 from coissue.kernels.cpu.frame import Frame, Packing, join, pack
 from coissue.kernels.cpu.gemm import Gemm, GemmTable
@@ -39,18 +39,27 @@ _NONE = 0
 class Plan:
     """A compiled kernel. Slots: see `Frame.env`."""
 
-    __slots__ = ("_constants", "_once", "_weights", "inputs", "outputs", "signature", "steps")
+    __slots__ = ("_constants", "_once", "_weights", "exact", "inputs", "outputs", "signature",
+                 "steps")  # fmt: skip
 
     def __init__(
-        self, lowered: Lowered, kernel: Kernel, store: WeightStore, table: GemmTable
-    ) -> None:
-        builder = _Builder(lowered, kernel, store, table)
+        self, lowered: Lowered, kernel: Kernel, store: WeightStore, table: GemmTable,
+        blocks: exact.BlockSizes,
+    ) -> None:  # fmt: skip
+        builder = _Builder(lowered, kernel, store, None if kernel.exact else table)
         self.signature = kernel.signature
+        self.exact = kernel.exact
         #: (slot, packing) of each of the kernel's inputs and outputs, in its order.
         self.inputs = [(builder.slots[v], builder.packing(v)) for v in kernel.inputs]
         self.outputs = [(builder.slots[v], builder.packing(v)) for v in kernel.outputs]
         #: Each with the slots no later step reads.
-        self.steps: list[tuple[Step, tuple[int, ...]]] = builder.steps
+        self.steps: list[tuple[Step, tuple[int, ...]]] = [(p.step, p.kills) for p in builder.parts]
+        if kernel.exact:
+            constants = builder.env
+            self.steps = exact.arrange(
+                builder.parts, [slot for slot, _ in self.outputs],
+                lambda part, length: blocks.of(part, constants, length),
+            )  # fmt: skip
         self._constants: list[Any] = builder.env
         #: (slot, position in `kernel.weights`, whether it wants the tensor).
         self._weights = builder.weight_slots
@@ -71,15 +80,17 @@ class _Builder:
     """Walks the kernel's ops once. `slots`: value -> slot; weights have slots per use."""
 
     def __init__(
-        self, lowered: Lowered, kernel: Kernel, store: WeightStore, table: GemmTable
+        self, lowered: Lowered, kernel: Kernel, store: WeightStore, table: GemmTable | None
     ) -> None:
         self._lowered, self._kernel, self._store, self._table = lowered, kernel, store, table
         self.env: list[Any] = [None]
         self.slots: dict[int, int] = {ABSENT: _NONE}
-        self.steps: list[tuple[Step, tuple[int, ...]]] = []
+        self.parts: list[exact.Part] = []
         self.once: list[Fill] = []
         self.weight_slots: list[tuple[int, int, bool]] = []
         self._weight_slot: dict[tuple[int, bool], int] = {}
+        #: Slots of FIXED operands that lost axes -> their shape.
+        self._short: dict[int, tuple[int, ...]] = {}
         #: Slots that hold what follows from weights, and those that hold constants.
         self._weighted: set[int] = set()
         self._constant: set[int] = {_NONE}
@@ -113,20 +124,36 @@ class _Builder:
         if mode is Mode.ONCE:
             self._add_once(op)
             return
-        step = None
+        made = None
         if mode is Mode.PACKED and op.name in ("linear", "conv") and self._from_store(op):
-            step = self._linear(op) if op.name == "linear" else self._conv(op)
-        if step is None:
+            made = self._linear(op) if op.name == "linear" else self._conv(op)
+        if made is None:
             ins = tuple(self._input_slot(v) for v in op.inputs)
             if mode is Mode.PACKED:
                 ins = tuple(map(self._aligned, [op] * len(ins), op.inputs, ins))
             make = {Mode.PACKED: self._packed, Mode.SEGMENTS: self._segments, Mode.EACH: self._each}
-            step = self._grouped(op, ins, make[mode](op, ins))
+            made = self._grouped(op, ins, make[mode](op, ins)), ins
+        step, ins = made
         dead = {v for v in op.inputs if self._last_use[v] == index} - set(self._kernel.outputs)
         kills = {self.slots[v] for v in dead if v in self.slots}
-        self.steps.append((step, tuple(kills - self._weighted - self._constant)))
+        kept = self._weighted | self._constant
+        pairs = list(zip(op.inputs, ins, strict=False))
+        self.parts.append(
+            exact.Part(
+                op, mode, step, tuple(kills - kept),
+                tuple((slot, self.packing(v)) for v, slot in pairs if slot not in kept),
+                tuple((self.slots[v], self.packing(v)) for v in op.outputs),
+                tuple(self._describe(v, slot) for v, slot in pairs if slot in self._weighted),
+            )
+        )  # fmt: skip
         if mode is Mode.PACKED and op.name in _FRESH:
             self._fresh.add(self.slots[op.outputs[0]])
+
+    def _describe(self, value: int, slot: int) -> tuple[int, tuple[int, ...], str, bool]:
+        """Slot, shape and dtype of what follows from weights; whether it is a stored weight."""
+        type_ = self.packing(value).type
+        is_stored = self._weight_slot.get((value, False)) == slot
+        return slot, self._short.get(slot, type_.at(0, 0)), type_.dtype, is_stored
 
     def _outs(self, op: Op) -> tuple[int, ...]:
         for value in op.outputs:
@@ -138,7 +165,12 @@ class _Builder:
         out = self.packing(op.outputs[0])
         shift = max(self.packing(op.inputs[0]).lead - 1, 0) if packed and op.inputs else 0
         shape = out.packed_shape if packed else out.type.at
-        return ops.resolve(op, types, out.type, shape, shift)
+        fn, sized = ops.resolve(op, types, out.type, shape, shift)
+        return (exact.on_whole_vectors(fn) if self._is_wide(op) else fn), sized
+
+    def _is_wide(self, op: Op) -> bool:
+        is_float = ops.DTYPES[self.packing(op.outputs[0]).type.dtype].is_floating_point
+        return self._kernel.exact and is_float and op.name in exact.WIDE
 
     def _add_once(self, op: Op) -> None:
         ins, outs = tuple(self._input_slot(v) for v in op.inputs), self._outs(op)
@@ -173,6 +205,7 @@ class _Builder:
         if len(shape) <= keep:
             return slot
         made, short = self._new_slot(), shape[len(shape) - keep :]
+        self._short[made] = short
 
         def fill(env: list[Any]) -> None:
             env[made] = env[slot].reshape(short)
@@ -184,7 +217,8 @@ class _Builder:
 
     def _packed(self, op: Op, ins: tuple[int, ...]) -> Step:
         fn, sized = self._resolve(op, packed=True)
-        fn, ins = self._reusable(op, ins) or (fn, ins)
+        if not self._is_wide(op):
+            fn, ins = self._reusable(op, ins) or (fn, ins)
         return _call(fn, ins, self._outs(op), sized=sized)
 
     def _reusable(self, op: Op, ins: tuple[int, ...]) -> tuple[Any, tuple[int, ...]] | None:
@@ -252,16 +286,18 @@ class _Builder:
         stored = [_NONE if v == ABSENT else self._input_slot(v, as_tensor=False) for v in bias]
         return self.slots[x], self._input_slot(w, as_tensor=False), (*stored, _NONE)[0]
 
-    def _conv(self, op: Op) -> Step | None:
-        """A convolution with weights from the store; None for those torch does as well."""
+    def _conv(self, op: Op) -> tuple[Step, tuple[int, ...]] | None:
+        """A convolution with weights from the store, and its slots; None where torch is as good."""
         type_ = self.packing(op.inputs[0]).type
         if type_.dtype != "f32" or len(type_.shape) != 4 or not gemm.HAS_ONEDNN:
             return None
         ins = self._stored_slots(op)
-        return self._grouped(op, ins, _call(Conv(self._store, op.attrs), ins, self._outs(op)))
+        conv = Conv(self._store, op.attrs, exact=self._kernel.exact)
+        call = _call(conv, ins, self._outs(op))
+        return self._grouped(op, ins, call), ins
 
-    def _linear(self, op: Op) -> Step:
-        """A GEMM with weights from the store."""
+    def _linear(self, op: Op) -> tuple[Step, tuple[int, ...]]:
+        """A GEMM with weights from the store, and its slots."""
         x = op.inputs[0]
         (n,), (k,) = (
             [d.scale for d in self.packing(v).type.shape[-1:]] for v in (op.outputs[0], x)
@@ -287,7 +323,7 @@ class _Builder:
                 y = multiply.one(flat, env[w_slot], env[b_slot])
             env[out] = y.view(*x.shape[:-1], n) if middle else y
 
-        return step
+        return step, (x_slot, w_slot, b_slot)
 
     def _grouped(self, op: Op, ins: tuple[int, ...], step: Step) -> Step:
         """The step once per group where weights differ."""

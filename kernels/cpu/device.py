@@ -8,9 +8,14 @@ place; others are joined by one copy.
 Limitations: values that follow from weights alone (`Mode.ONCE`, kept per weight set) do not count
 as held bytes; a packed weight counts with the size of the plain one.
 
-Rules: one thread calls; no result depends on which segments share a launch beyond float rounding;
-a launch that fails has changed nobody's buffers. A packed tensor is freed when the last request
-with a slice of it is done with that value.
+A launch may run part of a request's rows, for kernels that are splittable. Parts come in order from
+row 0; their outputs gather in a tensor of the request's own, and only the part with the last row
+drops what the kernel drops. A part that failed may be run again.
+
+Rules: one thread calls; no result depends on which segments share a launch beyond float rounding,
+and of an exact kernel not even by that (see `exact`): there every weight set has a frame of its
+own. A launch that fails has changed nobody's values. A packed tensor is freed when the last
+request with a slice of it is done with that value.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ import torch
 
 from coissue.kernels.cpu import ops
 from coissue.kernels.cpu.compile import Plan
+from coissue.kernels.cpu.exact import BlockSizes
 from coissue.kernels.cpu.frame import Frame, Packing
 from coissue.kernels.cpu.gemm import GemmTable, device_name
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
@@ -78,6 +84,8 @@ class BoundKernel:
     outputs: tuple[int, ...]
     #: Values nothing reads once this kernel is done.
     drops: tuple[int, ...]
+    #: Whether a segment may be a part of its request's rows.
+    splittable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,8 @@ class DeviceSegment:
     rows: int
     tokens: int
     buffers: Buffers
+    #: Only rows [start, stop) of them. Not empty; the parts of a request come in order.
+    part: tuple[int, int] | None = None
 
 
 class CpuDevice:
@@ -99,6 +109,7 @@ class CpuDevice:
         self.cache_dir = cache_dir
         self.store = WeightStore(memory_bytes)
         self.gemms = GemmTable(cache_dir / "gemm.json", self.name)
+        self.blocks = BlockSizes()
         self.plans: PlanCache[Plan] = PlanCache()
         #: (signature, digests) -> the set, as long as a bound kernel or segment holds it.
         self._sets: WeakValueDictionary[tuple[str, ...], WeightSet] = WeakValueDictionary()
@@ -135,9 +146,10 @@ class CpuDevice:
 
     @torch.inference_mode()
     def plan(self, lowered: Lowered, kernel_index: int) -> Plan:
-        """The kernel's plan; the first of a signature measures the GEMM shapes it needs."""
+        """The kernel's plan; the first of a signature measures the GEMM shapes it needs, or tries
+        which blocks are exact."""
         kernel = lowered.kernels[kernel_index]
-        made = partial(Plan, lowered, kernel, self.store, self.gemms)
+        made = partial(Plan, lowered, kernel, self.store, self.gemms, self.blocks)
         return self.plans.get(kernel.signature, made)
 
     @torch.inference_mode()
@@ -155,31 +167,44 @@ class CpuDevice:
                 weight.convert(ops.DTYPES[lowered.program.types[value].dtype])
             weights = self._sets[key] = WeightSet(self._set_count, plan, stored)
         drops = lowered.drops[kernel_index]
-        return BoundKernel(plan, weights, kernel.inputs, kernel.outputs, drops)
+        return BoundKernel(plan, weights, kernel.inputs, kernel.outputs, drops, kernel.splittable)
 
     @torch.inference_mode()
     def run(self, segments: Sequence[DeviceSegment]) -> None:
         """One launch of segments whose kernels have one signature; buffers change only on success.
 
-        Raises what torch raises: `IndexError` for an id beyond its table, else `RuntimeError`.
+        Raises what torch raises: `IndexError` for an id beyond its table, else `RuntimeError`; and
+        `ValueError` for a part that cannot be.
         """
         plan = segments[0].kernel.plan
+        for segment in segments:
+            if segment.part is not None:
+                _check_part(segment, *segment.part)
         order = _ordered(plan, [s for s in segments if s.rows])
-        frame = _make_frame(order) if order else None
-        if frame is not None:
+        bounds = _groups(order) if plan.exact else [(0, len(order))] if order else []
+        frames = [(_make_frame(order[a:b]), order[a:b]) for a, b in bounds]
+        for frame, own in frames:
             for place, (slot, packing) in enumerate(plan.inputs):
-                frame.env[slot] = _gather(order, place, packing)
+                frame.env[slot] = _gather(own, place, packing)
             for step, kills in plan.steps:
                 step(frame)
                 for slot in kills:
                     frame.env[slot] = None
+        for frame, own in frames:
             for place, (slot, packing) in enumerate(plan.outputs):
-                _scatter(frame, order, place, frame.env[slot], packing)
+                _scatter(frame, own, place, frame.env[slot], packing)
         for segment in segments:
             if not segment.rows:
                 _write_empty(segment, plan)
-            for value in segment.kernel.drops:
-                segment.buffers.pop(value, None)
+            if segment.part is None or segment.part[1] == segment.rows:
+                for value in segment.kernel.drops:
+                    segment.buffers.pop(value, None)
+
+
+def _check_part(segment: DeviceSegment, start: int, stop: int) -> None:
+    fits = 0 <= start < stop <= segment.rows or (start, stop) == (0, segment.rows)
+    if not fits or not (segment.kernel.splittable or stop - start == segment.rows):
+        raise ValueError(f"rows {start} to {stop} of {segment.rows} are no part of this kernel")
 
 
 def _ordered(plan: Plan, segments: list[DeviceSegment]) -> list[DeviceSegment]:
@@ -193,22 +218,36 @@ def _ordered(plan: Plan, segments: list[DeviceSegment]) -> list[DeviceSegment]:
         if place is None:
             return kernel.weights.number, segment.tokens, 0, 0
         own: Any = segment.buffers[kernel.inputs[place]]
+        if segment.part is not None:
+            own = _own(segment, place, plan.inputs[place][1])
         return kernel.weights.number, segment.tokens, id(own.tensor), own.start
 
     return sorted(segments, key=key)
 
 
+def _own(segment: DeviceSegment, place: int, packing: Packing) -> Slice:
+    """The rows of a packed input that belong to the segment's part."""
+    own: Any = segment.buffers[segment.kernel.inputs[place]]
+    part = segment.part or (0, segment.rows)
+    start, stop = (own.start + packing.entries(row, row * segment.tokens) for row in part)
+    return Slice(own.tensor, start, stop)
+
+
+def _groups(order: Sequence[DeviceSegment]) -> list[tuple[int, int]]:
+    """Where the segments of each weight set start and stop."""
+    sets = [segment.kernel.weights for segment in order]
+    starts = [i for i, own in enumerate(sets) if i == 0 or own is not sets[i - 1]]
+    return list(zip(starts, [*starts[1:], len(order)], strict=True))
+
+
 def _make_frame(order: Sequence[DeviceSegment]) -> Frame:
     """The launch's frame, with one frame per group if weights differ."""
-    rows, lengths = [s.rows for s in order], [s.tokens for s in order]
+    rows = [s.rows if s.part is None else s.part[1] - s.part[0] for s in order]
+    lengths = [s.tokens for s in order]
     frame = Frame(order[0].kernel.weights.environment.copy(), rows, lengths)
-    starts = [0]
-    starts += [
-        i for i in range(1, len(order))
-        if order[i].kernel.weights is not order[i - 1].kernel.weights
-    ]  # fmt: skip
-    if len(starts) > 1:
-        for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
+    groups = _groups(order)
+    if len(groups) > 1:
+        for start, stop in groups:
             env = order[start].kernel.weights.environment.copy()
             group = Frame(env, rows[start:stop], lengths[start:stop])
             group.first = (start, frame.row_bounds[start], frame.token_bounds[start])
@@ -218,10 +257,12 @@ def _make_frame(order: Sequence[DeviceSegment]) -> Frame:
 
 def _gather(order: Sequence[DeviceSegment], place: int, packing: Packing) -> Any:
     """The launch's value of an input: in place if its parts are neighbours, else joined."""
-    values = [s.buffers[s.kernel.inputs[place]] for s in order]
     if not packing.is_packed:
-        return values
-    slices: list[Any] = values
+        return [s.buffers[s.kernel.inputs[place]] for s in order]
+    slices: list[Any] = [
+        s.buffers[s.kernel.inputs[place]] if s.part is None else _own(s, place, packing)
+        for s in order
+    ]
     tensor, start = slices[0].tensor, slices[0].start
     stop = start
     for own in slices:
@@ -238,7 +279,10 @@ def _scatter(
     if packing.is_packed:
         start, offsets = 0, frame.offsets(packing)
         for segment, stop in zip(order, offsets[1:], strict=True):
-            segment.buffers[segment.kernel.outputs[place]] = Slice(value, start, stop)
+            if segment.part is None:
+                segment.buffers[segment.kernel.outputs[place]] = Slice(value, start, stop)
+            else:
+                _collect(segment, segment.part, place, value[start:stop], packing)
             start = stop
     elif packing.layout is Layout.EACH:
         for segment, own in zip(order, value, strict=True):
@@ -248,6 +292,19 @@ def _scatter(
         for segment in order:
             environment = segment.kernel.weights.environment
             segment.buffers[segment.kernel.outputs[place]] = environment[slot]
+
+
+def _collect(
+    segment: DeviceSegment, part: tuple[int, int], place: int, rows: Tensor, packing: Packing
+) -> None:
+    """Writes a part of an output where the request's parts gather."""
+    name, tokens = segment.kernel.outputs[place], segment.tokens
+    start, stop = (packing.entries(row, row * tokens) for row in part)
+    if part[0] == 0:
+        total = packing.entries(segment.rows, segment.rows * tokens)
+        segment.buffers[name] = Slice(rows.new_empty((total, *rows.shape[1:])), 0, total)
+    gathering: Any = segment.buffers[name]
+    gathering.tensor[start:stop] = rows
 
 
 def _write_empty(segment: DeviceSegment, plan: Plan) -> None:

@@ -7,10 +7,10 @@ length are neighbours too (a *run*).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,6 +52,19 @@ class Packing:
         return (self.entries(rows, tokens), *rest)
 
 
+class Span(NamedTuple):
+    """Consecutive rows of one length, and their place in the launch."""
+
+    #: Of their segment, if they are one.
+    segment: int
+    row: int
+    rows: int
+    token: int
+    tokens: int
+    #: Tokens per row.
+    length: int
+
+
 class Frame:
     """See the module. `env[slot]`: a tensor (packed or FIXED) or one tensor per segment (EACH)."""
 
@@ -86,6 +99,13 @@ class Frame:
                     rows += before
                 self._runs.append((rows, length, row, token))
         return self._runs
+
+    def spans(self) -> Iterator[Span]:
+        """The segments."""
+        for i, length in enumerate(self.lengths):
+            row, token = self.row_bounds[i], self.token_bounds[i]
+            rows = self.row_bounds[i + 1] - row
+            yield Span(i, row, rows, token, rows * length, length)
 
     def offsets(self, packing: Packing) -> Sequence[int]:
         """Where each segment starts in a packed value, and where the last one ends."""

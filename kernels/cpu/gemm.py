@@ -156,13 +156,14 @@ def _entry(rows: int) -> int:
 class Gemm:
     """y = x @ w + b for weights in a store; one per `linear` op of a plan. x: (rows, K).
 
-    `layout` is that of the op: "nk" weights are (N, K), "kn" weights (K, N).
+    `layout` is that of the op: "nk" weights are (N, K), "kn" weights (K, N). Without a table,
+    `kn` runs always: a choice that depends on neither time nor memory.
     """
 
     def __init__(
         self,
         store: WeightStore,
-        table: GemmTable,
+        table: GemmTable | None,
         k: int,
         n: int,
         layout: str,
@@ -171,7 +172,7 @@ class Gemm:
         self._store = store
         self._layout = layout
         self._n = n
-        self._chosen = table.choose(k, n) if dtype is torch.float32 else _ONLY_KN
+        self._chosen = table.choose(k, n) if table and dtype is torch.float32 else _ONLY_KN
 
     def one(self, x: torch.Tensor, w: StoredWeight, b: StoredWeight | None) -> torch.Tensor:
         """All rows with the same weights."""

@@ -200,4 +200,4 @@ class WeightStore:
 def _copy(array: np.ndarray | torch.Tensor) -> torch.Tensor:
     if isinstance(array, torch.Tensor):
         return array.detach().clone(memory_format=torch.contiguous_format)
-    return torch.from_numpy(np.array(array, order="C"))
+    return torch.from_numpy(np.ascontiguousarray(array)).clone()  # torch aligns, numpy need not

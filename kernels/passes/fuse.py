@@ -21,7 +21,7 @@ from typing import Final
 
 from coissue.kernels.ir import ABSENT, Op, Program
 from coissue.kernels.lowered import Kernel, KernelKind, Layout, Lowered, Mode
-from coissue.kernels.passes.layouts import POINTWISE
+from coissue.kernels.passes.layouts import POINTWISE, is_splittable
 from coissue.kernels.signature import sign
 
 ANCHORS: Final[dict[str, KernelKind]] = {
@@ -37,7 +37,9 @@ STITCHED: Final = KernelKind.STITCHED
 EPILOGUE: Final = POINTWISE | {"batch_norm", "reshape"}
 
 
-def fuse(program: Program, layouts: Sequence[Layout], modes: Sequence[Mode]) -> Lowered:
+def fuse(
+    program: Program, layouts: Sequence[Layout], modes: Sequence[Mode], exact: bool = False
+) -> Lowered:
     """`program` in kernels, with the layout of each value and the mode of each op from `prove`."""
     grouping = Grouping(program, modes)
     kernels = []
@@ -45,7 +47,7 @@ def fuse(program: Program, layouts: Sequence[Layout], modes: Sequence[Mode]) -> 
         steps = [(program.ops[i], modes[i]) for i in ops]
         is_fixed = all(mode is Mode.ONCE for _, mode in steps)
         handed = grouping.results if is_fixed else grouping.crossing
-        kernels.append(assemble(program, layouts, steps, kind, handed))
+        kernels.append(assemble(program, layouts, steps, kind, handed, exact))
     return arrange(program, layouts, kernels)
 
 
@@ -187,6 +189,7 @@ def assemble(
     steps: Sequence[tuple[Op, Mode]],
     kind: KernelKind,
     handed: Container[int],
+    exact: bool = False,
 ) -> Kernel:
     """The kernel of `steps`, which are in an order that can be run; it hands out `handed`."""
     ops, modes = zip(*steps, strict=True)
@@ -194,15 +197,19 @@ def assemble(
     read = dict.fromkeys(v for op in ops for v in op.inputs if v not in made and v != ABSENT)
     weights = {weight.value for weight in program.weights}
     outputs = tuple(value for value in made if value in handed)
+    inputs = tuple(value for value in read if value not in weights)
+    crossing = (*inputs, *outputs)
     return Kernel(
         ops=ops,
         modes=modes,
-        inputs=tuple(value for value in read if value not in weights),
+        inputs=inputs,
         outputs=outputs,
         weights=tuple(value for value in read if value in weights),
         kind=kind,
         per_token=any(dim.tokens for v in (*made, *read) for dim in program.types[v].shape),
-        signature=sign(ops, modes, outputs, weights, program.types, layouts),
+        signature=sign(ops, modes, outputs, weights, program.types, layouts, exact),
+        exact=exact,
+        splittable=is_splittable(steps, crossing, program.types, layouts),
     )
 
 

@@ -13,7 +13,7 @@ for (R, T, ...).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from coissue.kernels.ir import ABSENT, Dim, Op, Program, R, T, Type
@@ -57,6 +57,30 @@ def prove(program: Program) -> tuple[tuple[Layout, ...], tuple[Mode, ...]]:
     for value in fixed:
         layouts[value] = Layout.FIXED
     return tuple(layouts), tuple(modes)
+
+
+def is_splittable(
+    steps: Sequence[tuple[Op, Mode]],
+    crossing: Iterable[int],
+    types: Sequence[Type],
+    layouts: Sequence[Layout],
+) -> bool:
+    """Whether these ops may run on some rows of a request before its others.
+
+    PACKED and SEGMENTS ops keep rows apart by what was proved. An op run EACH does so if nothing
+    with rows goes into it and what comes out has none, or the same for every row. `crossing`: the
+    values handed over from and to other kernels, which are cut by rows unless they have none.
+    """
+
+    def is_rowless(value: int) -> bool:
+        return value == ABSENT or not any(dim.rows for dim in types[value].shape)
+
+    for op, mode in steps:
+        if mode is Mode.EACH:
+            made = op.name == "expand" or all(map(is_rowless, op.outputs))
+            if not (made and all(map(is_rowless, op.inputs))):
+                return False
+    return all(layouts[v] is not Layout.EACH or is_rowless(v) for v in crossing)
 
 
 class Proof:

@@ -133,4 +133,5 @@ def _joined(lowered: Lowered, parts: Sequence[Kernel], crossing: set[int]) -> Ke
     kinds = {part.kind for part in parts}
     kind = kinds.pop() if len(kinds) == 1 else KernelKind.JOINED
     handed = crossing.intersection(value for part in parts for value in part.outputs)
-    return assemble(lowered.program, lowered.layouts, list(steps.values()), kind, handed)
+    exact = parts[0].exact
+    return assemble(lowered.program, lowered.layouts, list(steps.values()), kind, handed, exact)

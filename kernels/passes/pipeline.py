@@ -13,8 +13,11 @@ from coissue.kernels.passes.masks import recognise_masks
 REWRITES = (canonicalise, recognise_masks, canonicalise)
 
 
-def lower(program: Program) -> Lowered:
-    """`program`, which `spec.check_program` accepts, ready for devices and `link`."""
+def lower(program: Program, *, exact: bool = False) -> Lowered:
+    """`program`, which `spec.check_program` accepts, ready for devices and `link`.
+
+    `exact`: a row's bits must not depend on what shares its launches, at the cost of speed.
+    """
     for rewrite in REWRITES:
         program = rewrite(program)
-    return fuse(program, *prove(program))
+    return fuse(program, *prove(program), exact)

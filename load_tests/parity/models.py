@@ -36,3 +36,12 @@ def build_backbone(head: int) -> nn.Module:
 def backbone(head: int) -> tuple[nn.Module, dict[str, Tensor]]:
     x = torch.rand((3, WIDTH), generator=torch.Generator().manual_seed(0))
     return build_backbone(head), {"input": x}
+
+
+def stack(seed: int, layers: int, width: int, rows: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    """`layers` times linear and ReLU with weights of its own; a request has about `rows` rows."""
+    torch.manual_seed(seed)
+    parts: list[nn.Module] = []
+    for _ in range(layers):
+        parts += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*parts).eval(), {"input": torch.rand(max(2, rows), width)}

@@ -23,7 +23,7 @@ def draw_times(traffic: Traffic, rate_hz: float, duration_ns: int, rng: Random) 
     if traffic.trace_ns:
         times = _follow(traffic.trace_ns, rate_hz, rng)
     elif traffic.on_ns:
-        times = _burst(traffic, rate_hz, rng)
+        times = _burst(traffic, rate_hz, duration_ns, rng)
     else:
         times = _space(traffic.cv, rate_hz, rng)
     for at_ns in times:
@@ -44,11 +44,11 @@ def _space(cv: float, rate_hz: float, rng: Random) -> Iterator[float]:
         at_ns += rng.gammavariate(shape, scale_ns)
 
 
-def _burst(traffic: Traffic, rate_hz: float, rng: Random) -> Iterator[float]:
+def _burst(traffic: Traffic, rate_hz: float, duration_ns: int, rng: Random) -> Iterator[float]:
     gap_ns = SECOND / rate_hz * traffic.on_ns / (traffic.on_ns + traffic.off_ns)
     is_on = rng.random() * (traffic.on_ns + traffic.off_ns) < traffic.on_ns
     at_ns = 0.0
-    while True:
+    while at_ns < duration_ns:
         mean_ns = traffic.on_ns if is_on else traffic.off_ns
         end_ns = at_ns + (rng.expovariate(1 / mean_ns) if mean_ns else 0.0)
         while is_on and (at_ns := at_ns + rng.expovariate(1 / gap_ns)) < end_ns:

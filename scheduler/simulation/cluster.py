@@ -106,14 +106,12 @@ def place(
         raise ValueError(f"spread must be from 1 to {devices} devices, not {spread}")
     costs = request_costs(tenants, limits, cost)
     loads = {t.spec.name: t.rate_hz * costs[t.spec.name] / SECOND for t in tenants}
-    fair = sum(loads.values()) / devices / spread
+    fair = sum(loads.values()) / devices
     parts = [part for group in _group(tenants) for part in _cut(group, loads, fair)]
     held = [0.0] * devices
     placed: dict[str, dict[int, None]] = {tenant.spec.name: {} for tenant in tenants}
     for part in sorted(parts, key=lambda part: -part.load):
         order = sorted(range(devices), key=lambda device: (held[device], device))
-        # A tenant in several parts should be on as many devices.
-        order.sort(key=lambda device: any(device in placed[name] for name in part.names))
         for device in order[:spread]:
             held[device] += part.load / spread
             for name in part.names:

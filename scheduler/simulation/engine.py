@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from random import Random
 from typing import Final, final
@@ -37,6 +38,7 @@ from coissue.scheduler.messages import (
     RequestId,
     Submitted,
     WakeAt,
+    WeightsId,
     Woke,
 )
 from coissue.scheduler.null_device import NullDevice
@@ -63,17 +65,20 @@ def simulate(
     seed: int,
     *,
     cost: CostView | None = None,
+    true_cost: CostView | None = None,
     placement: Placement | None = None,
     progress: Callable[[int], None] | None = None,
     record: Record | None = None,
 ) -> Report:
     """One run. Raises InvariantViolation.
 
-    `cost` replaces the scenario's (a measured table). `placement`: tenants to devices; without it
+    `cost` replaces the scenario's (a measured table); `true_cost` is the device's where it is not
+    what the core believes. `placement`: tenants to devices; without it
     every tenant is served by every device. `progress` is told the simulated time in ns. `record`
     is given each turn's events and commands; for one device.
     """
-    return _Run(scenario, seed, cost or scenario.cost, placement, progress, record).run()
+    cost = cost or scenario.cost
+    return _Run(scenario, seed, cost, true_cost or cost, placement, progress, record).run()
 
 
 def drain_bound_ns(scenario: Scenario, longest_ns: int) -> int:
@@ -86,8 +91,10 @@ def drain_bound_ns(scenario: Scenario, longest_ns: int) -> int:
         event.deadline_ns for event in scenario.given
     ])  # fmt: skip
     slow = max([1.0, *(tenant.slowdown for tenant in scenario.tenants)])
-    slow *= (1 + model.noise) * (model.slow_factor if model.slow_rate else 1)
-    launch_ns = (longest_ns * slow + model.overhead_ns) * model.slowdown(scenario.limits.slots)
+    slow *= max((1 + model.noise), *model.ratios, 1) * (model.slow_factor if model.slow_rate else 1)
+    launch_ns = (
+        longest_ns * slow + max(model.overhead_ns, *model.overheads_ns, 0)
+    ) * model.slowdown(scenario.limits.slots)
     away_ns = AWAY_NS + scenario.faults.jump_ns * scenario.faults.clock_jumps
     return last_ns + away_ns + 2 * round(launch_ns) + MS
 
@@ -141,6 +148,7 @@ class _Run:
         scenario: Scenario,
         seed: int,
         cost: CostView,
+        true_cost: CostView,
         placement: Placement | None,
         progress: Callable[[int], None] | None,
         record: Record | None,
@@ -149,7 +157,15 @@ class _Run:
         self._seed = seed
         self._progress = progress
         self._record = record
-        self._nodes = [self._make_node(index, cost) for index in range(scenario.devices)]
+        slow = find_slow_weights(scenario)
+        self._nodes = [
+            _Node(
+                Core(scenario.limits, scenario.policy, cost, self._random(f"core{index or ''}")),
+                NullDevice(true_cost, self._random(f"device{index or ''}"), scenario.device, slow),
+                DeviceReport(),
+            )
+            for index in range(scenario.devices)
+        ]
         everywhere = tuple(range(scenario.devices))
         #: The nodes of each tenant.
         self._places = {
@@ -175,22 +191,10 @@ class _Run:
         """A stream of its own per purpose, so that one more draw here changes nothing there."""
         return Random(f"{self._seed}/{purpose}")
 
-    def _make_node(self, index: int, cost: CostView) -> _Node:
-        scenario, suffix = self._scenario, index or ""
-        slow = {
-            kernel.weights: tenant.slowdown
-            for tenant in scenario.tenants
-            if tenant.slowdown != 1
-            for kernel in tenant.spec.kernels
-        }
-        core = Core(scenario.limits, scenario.policy, cost, self._random(f"core{suffix}"))
-        device = NullDevice(cost, self._random(f"device{suffix}"), scenario.device, slow)
-        return _Node(core, device, DeviceReport())
-
     def run(self) -> Report:
         self._attach()
         self._add_faults(self._random("faults"))
-        moments = 0
+        moments = now_ns = 0
         while self._coming:
             now_ns = self._coming[0][0]
             for node in self._collect(now_ns):
@@ -238,7 +242,7 @@ class _Run:
             if node.inbox:
                 self._turn(node, 0)
         for event in self._scenario.given:
-            self._draw_next(_Source(iter([event]), self._places[event.tenant]))
+            self._draw_next(_Source(iter([replace(event)]), self._places[event.tenant]))
 
     def _draw_next(self, source: _Source) -> None:
         event = source.next = next(source.requests, None)
@@ -292,6 +296,8 @@ class _Run:
         if isinstance(what, int):
             if what == node.device.version:
                 node.inbox += node.device.finish(now_ns)
+                if now_ns < node.deaf_until_ns:  # no turn will ask for the next end
+                    self._await(node)
             return
         assert isinstance(what, Event)
         if isinstance(what, DeviceLost):
@@ -328,7 +334,6 @@ class _Run:
                 self._add(at_ns, node, PlanReady(at_ns, command.signature))
             # Others (Free, Load, and what is to come) ask nothing of a device without memory.
         if device.version != node.awaited:
-            node.awaited = device.version
             self._await(node)
         node.turn_count += 1
         if self._scenario.check:
@@ -338,6 +343,7 @@ class _Run:
             self._count(node)
 
     def _await(self, node: _Node) -> None:
+        node.awaited = node.device.version
         end_ns = node.device.next_ns()
         if end_ns is not None:
             self._add(end_ns, node, node.device.version)
@@ -399,6 +405,16 @@ class _Run:
         bound_ns = drain_bound_ns(self._scenario, self._longest_ns)
         if now_ns > bound_ns:
             raise InvariantViolation("drain", f"over at {now_ns} ns, not by {bound_ns} ns")
+
+
+def find_slow_weights(scenario: Scenario) -> dict[WeightsId, float]:
+    """Those of slow tenants; weights that are shared are as fast as the fastest tenant."""
+    slow: dict[WeightsId, float] = {}
+    for tenant in scenario.tenants:
+        for kernel in tenant.spec.kernels:
+            known = slow.get(kernel.weights, tenant.slowdown)
+            slow[kernel.weights] = min(known, tenant.slowdown)
+    return {weights: factor for weights, factor in slow.items() if factor != 1}
 
 
 def _open_count(node: _Node) -> int:

@@ -404,3 +404,32 @@ def test_timeline_is_a_trace_with_all_launches(host):
     closed = [event["id"] for event in events if event["ph"] == "e"]
     assert sorted(opened) == sorted(closed)
     assert all(event["dur"] >= 0 for event in launches)
+
+
+def test_long_requests_go_in_parts_and_their_answers_are_those_of_the_eager_module(artifacts):
+    """With a bound that every launch of more than one row breaks."""
+    settings = make_settings(artifacts / "cache", preemption_bound_ms=0.001)
+    run_dir = tempfile.mkdtemp(prefix="coissue-")
+    host = SchedulerHost(settings, run_dir)
+    host.start()
+
+    async def work():
+        client = await connect(host)
+        for name in MODELS:
+            module, samples = eager(name)
+            inputs = draw(samples, 7, 5, np.random.default_rng(3))
+            answer = await client.infer(name, inputs)
+            with torch.inference_mode():
+                want = module(*(torch.from_numpy(array) for array in inputs.values()))
+            np.testing.assert_allclose(answer.outputs["output"], want, rtol=2e-4, atol=2e-4)
+            kernels = host._programs[name].spec.kernels
+            assert answer.launches == sum(7 if kernel.splittable else 1 for kernel in kernels)
+        await client.close()
+
+    try:
+        for tenant in settings.tenants:
+            assert host.attach(tenant.model_dump(), 1, str(artifacts / tenant.name)) == ""
+        run(work())
+    finally:
+        host.stop()
+        shutil.rmtree(run_dir, ignore_errors=True)

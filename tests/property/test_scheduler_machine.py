@@ -31,6 +31,7 @@ from coissue.scheduler.messages import (
     Outcome,
     PlanReady,
     PolicyChosen,
+    Reason,
     RequestId,
     SignatureId,
     Submitted,
@@ -82,10 +83,12 @@ def draw_spec(seed: int) -> TenantSpec:
             WeightsId(rng.randrange(3)),
             tuple(KernelIndex(p) for p in range(index) if rng.random() < 0.5),
             rng.random() < 0.5,
+            rng.random() < 0.5,
         )
         for index in range(rng.randrange(6))
     )
-    return TenantSpec(rng.choice("abc"), kernels, 1.0, rng.randint(1, 6), rng.randint(1, 3))
+    name, share = rng.choice("abc"), rng.choice((0.5, 1.0, 3.0))
+    return TenantSpec(name, kernels, share, rng.randint(1, 6), rng.randint(1, 3))
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -93,17 +96,19 @@ class CoreMachine(RuleBasedStateMachine):
         slots=st.integers(1, 3),
         window=st.integers(1, 10),
         admission=st.booleans(),
+        fair_window=st.sampled_from((0, 30, 100_000)),
         segments=st.integers(1, 5),
         policy=st.sampled_from(sorted(POLICIES)),
         tenants=st.lists(SEEDS, min_size=3, max_size=5),
     )
-    def start(self, slots, window, admission, segments, policy, tenants):
+    def start(self, slots, window, admission, fair_window, segments, policy, tenants):
         limits = CoreLimits(
             window=window,
             slots=slots,
             segments=segments,
             bytes=500,
             preemption_bound_ns=60,
+            fair_window_ns=fair_window,
             admission=admission,
         )
         self.core = Core(limits, policy, LinearCost(10, 5, 3), Random(0))
@@ -138,7 +143,7 @@ class CoreMachine(RuleBasedStateMachine):
             case Launch():
                 assert command.launch not in self.launches
                 assert command.earliest_ns == self.now_ns <= command.latest_ns
-                if len(command.segments) > 1:
+                if len(command.segments) > 1 and self.core.policy.is_fair:
                     assert command.predicted_ns <= self.core.limits.preemption_bound_ns
                 self.launches[command.launch] = command
                 assert self.core.device_up, "launched on a lost device"
@@ -151,7 +156,8 @@ class CoreMachine(RuleBasedStateMachine):
                 assert command.request in self.submitted
                 assert command.request not in self.outcomes, "two outcomes"
                 assert (command.reason is None) == (command.outcome is Outcome.COMPLETED)
-                if command.outcome is not Outcome.REJECTED:
+                gave_way = command.reason is Reason.OVER_SHARE
+                if command.outcome is not Outcome.REJECTED or gave_way:
                     self.admitted.add(command.request)
                 self.outcomes[command.request] = command
             case Free():

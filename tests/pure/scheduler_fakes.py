@@ -33,9 +33,9 @@ COST = LinearCost(100, 10, 0)
 LATER = 1_000_000
 
 
-def kernel(signature: int, weights: int = 0, *producers: int, per_token: bool = False):
+def kernel(signature: int, weights: int = 0, *producers: int, per_token=False, splittable=False):
     waits = tuple(KernelIndex(p) for p in producers)
-    return KernelSpec(SignatureId(signature), WeightsId(weights), waits, per_token)
+    return KernelSpec(SignatureId(signature), WeightsId(weights), waits, per_token, splittable)
 
 
 def chain(*signatures: int, weights: int = 0) -> tuple[KernelSpec, ...]:
@@ -53,7 +53,8 @@ class Bench:
     """A core that is checked after every turn, and the clock of the test."""
 
     def __init__(self, *tenants: TenantSpec, policy="space_time", cost=COST, **limits) -> None:
-        limits = {"preemption_bound_ns": 100_000} | limits
+        # Without holding, what is ready and most urgent goes first: easier to say what to expect.
+        limits = {"preemption_bound_ns": 100_000, "hold_ns": 0} | limits
         self.core = Core(CoreLimits(**limits), policy, cost, Random(0))
         self.now_ns = 1
         self.send(*[Attached(1, spec) for spec in tenants])

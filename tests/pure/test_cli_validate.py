@@ -118,7 +118,7 @@ BAD = [
     (f"{ARGS}.tenants", [], f"{ARGS}.tenants: Tuple should have at least 1 item"),
     (f"{ARGS}.tenants", ..., f"{ARGS}.tenants: missing"),
     (f"{ARGS}.slo_classes.fast.deadline_ms", "soon", f"{ARGS}.slo_classes.fast.deadline_ms: "),
-    (f"{ARGS}.scheduler", {"policy": "fifo"}, f"{ARGS}.scheduler.policy: Input should be"),
+    (f"{ARGS}.scheduler", {"policy": "greedy"}, f"{ARGS}.scheduler.policy: Input should be"),
     (f"{ARGS}.scheduler", {"tcp_port": 1}, f"{ARGS}.scheduler: tcp_port needs secret_file"),
     (ARGS, 3, f"{ARGS}: Input should be a valid dictionary, not 3"),
     ("applications", [], "applications: List should have at least 1 item"),

@@ -6,7 +6,7 @@ import threading
 from queue import SimpleQueue
 
 import pytest
-from scheduler_fakes import COST, chain, tenant
+from scheduler_fakes import COST, chain, kernel, tenant
 
 from coissue.scheduler.clock import MonotonicClock, SimulatedClock
 from coissue.scheduler.core import Core
@@ -64,7 +64,7 @@ class Rig:
         self.clock = MonotonicClock()
         self.executor = FakeExecutor()
         self.crashes: SimpleQueue = SimpleQueue()
-        core = Core(CoreLimits(**limits), "space_time", COST, None)
+        core = Core(CoreLimits(hold_ns=0, **limits), "space_time", COST, None)
         self.runtime = Runtime(core, self.executor, self.clock, on_crash=self.crashes.put)
         self.runtime.start()
         self.runtime.post(Attached(self.clock.now_ns(), tenant("a", *chain(7, 8))))
@@ -208,10 +208,26 @@ def test_many_threads_may_post(rig):
     assert set(outcomes.values()) == {Outcome.COMPLETED}
 
 
-def test_a_blocking_executor_has_one_slot():
-    core = Core(CoreLimits(slots=2), "space_time", COST, None)
-    with pytest.raises(ValueError, match="one slot"):
-        Runtime(core, FakeExecutor(), MonotonicClock())
+def test_slots_run_beside_each_other():
+    """Both launches of two slots are on the way before either is let go."""
+    core = Core(CoreLimits(slots=2, hold_ns=0), "space_only", COST, None)
+    executor = FakeExecutor()
+    runtime = Runtime(core, executor, MonotonicClock())
+    runtime.start()
+    now_ns = MonotonicClock().now_ns()
+    runtime.post(Attached(now_ns, tenant("a", kernel(1))))
+    runtime.post(Attached(now_ns, tenant("b", kernel(1))))
+    for number, name in ((1, "a"), (2, "b")):
+        runtime.post(
+            Submitted(now_ns, RequestId(number), name, 1, 0, now_ns + 60_000_000_000, 0, 0)
+        )
+    both = [executor.next(), executor.next()]
+    assert {type(each) for each in both} == {Launch}
+    executor.words.put(1)
+    executor.words.put(1)
+    done = [executor.next() for _ in range(4)]
+    assert sum(isinstance(each, Complete) for each in done) == 2
+    assert runtime.stop()
 
 
 def test_the_simulated_clock_does_not_go_back():
