@@ -36,7 +36,14 @@ class Pool:
         shared = [tenant for tenant in parsed.tenants if tenant.name not in dedicated]
         handlers: dict[str, Handler] = dict(load_handlers(shared))
         handlers |= {name: RemoteHandler(name, handle) for name, handle in dedicated.items()}
-        self._http = HttpSettings(body_bytes=parsed.pool.body_bytes, handlers=handlers)
+        pool = parsed.pool
+        self._http = HttpSettings(
+            body_bytes=pool.body_bytes,
+            body_seconds=pool.body_seconds,
+            ongoing=pool.ongoing_requests,
+            held_bytes=pool.held_bytes,
+            handlers=handlers,
+        )
         self._client = await SchedulerClient.connect(find_endpoint)
         settle_garbage()
 

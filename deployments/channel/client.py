@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from coissue.deployments.channel.arena import Arena, round_up, take_tensors
-from coissue.deployments.channel.checking import TOO_LARGE, InferError, check_inputs
+from coissue.deployments.channel.checking import TOO_LARGE, InferError, check_inputs, show
 from coissue.deployments.channel.frames import (
     FROM_SERVER,
     INLINE_BYTES,
@@ -282,7 +282,7 @@ class SchedulerClient:
             connection = self._live()
             info = self.directory.get(tenant)
             if info is None:
-                raise InferError("unknown_tenant", f"there is no tenant {tenant!r}")
+                raise InferError("unknown_tenant", f"there is no tenant {show(tenant)}")
             number, future = connection.infer(info, inputs, budget_ns, priority)
             try:
                 return await future

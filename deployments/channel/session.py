@@ -31,6 +31,7 @@ from coissue.deployments.channel.checking import (
     InferError,
     check_types,
     check_values,
+    show,
 )
 from coissue.deployments.channel.client import STALE
 from coissue.deployments.channel.frames import (
@@ -228,7 +229,7 @@ class Session(Link):
         info = self._server.tenants.get(message.tenant)
         limits = self.limits
         if info is None:
-            raise InferError("unknown_tenant", f"there is no tenant {message.tenant!r}")
+            raise InferError("unknown_tenant", f"there is no tenant {show(message.tenant)}")
         if info.state != "ready":
             why = f": {info.reason}" if info.reason else ""
             raise InferError(info.state, f"tenant {info.name!r} is {info.state}{why}")
@@ -345,7 +346,7 @@ class Session(Link):
             data = np.frombuffer(future.result(), np.uint8)
             self.send(Told(message.id), [data])
         elif isinstance(error, KeyError):
-            self._fail(message.id, InferError(MALFORMED, f"what: {message.what!r} is unknown"))
+            self._fail(message.id, InferError(MALFORMED, f"what: {show(message.what)} is unknown"))
         else:
             log.error("ask failed: what=%s", message.what, exc_info=error)
             self._fail(message.id, InferError("internal", f"{message.what} failed"))
