@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
-import signal
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
 
 from coissue.deployments.actor import start_scheduler
+from coissue.deployments.captures import Captures, TenantFailed
 from coissue.deployments.discovery import BLIND, CONTROL, FAILED_PREFIX, HEALTH_SECONDS
 from coissue.deployments.run_dir import RunDir, sweep_run_dirs
 from coissue.deployments.settings import AppSettings, TenantSettings
@@ -32,8 +28,6 @@ RECONCILE_SECONDS = 0.5
 STOP_SECONDS = 5
 #: A tenant that the scheduler did not survive attaching so many times is failed.
 ATTACH_TRIES = 2
-#: A little more than the capture server gives a job.
-CAPTURE_SECONDS_MAX = 630
 
 
 @dataclass(slots=True)
@@ -51,78 +45,6 @@ class Wanted:
     tries: int = 0
 
 
-class TenantFailed(Exception):
-    """A tenant cannot be served; the message is for its team."""
-
-
-class Captures:
-    """The capture server and the jobs it works on, a few at a time."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._turns = asyncio.Semaphore(max(1, os.cpu_count() or 1))
-        self._starting = asyncio.Lock()
-        self._server: asyncio.subprocess.Process | None = None
-        #: Artifact folder -> its answer.
-        self._open: dict[str, asyncio.Future[dict[str, Any]]] = {}
-
-    async def capture(self, tenant: TenantSettings, version: int) -> str:
-        """The artifact's folder. Raises `TenantFailed` with the sentence that says why not."""
-        out = self._folder / f"{tenant.name}-{version}"
-        job = out.with_suffix(".json")
-        fields = {"name", "model", "limits"}
-        try:
-            job.write_text(tenant.model_dump_json(include=fields))
-        except ValueError as error:  # half of a surrogate pair
-            raise TenantFailed(f"model.kwargs: cannot be written as JSON: {error}") from None
-        async with self._turns:
-            ask = self._ask({"job": str(job), "folder": str(out)})
-            try:
-                answer = await asyncio.wait_for(ask, CAPTURE_SECONDS_MAX)
-            except TimeoutError:  # even its supervisor is gone
-                raise TenantFailed(f"capture gave no answer in {CAPTURE_SECONDS_MAX} s") from None
-        if "error" in answer:
-            raise TenantFailed(answer["error"])
-        return str(out)
-
-    async def _ask(self, job: dict[str, str]) -> dict[str, Any]:
-        async with self._starting:
-            if self._server is None or self._server.returncode is not None:
-                await self._start()
-        future = self._open[job["folder"]] = asyncio.get_running_loop().create_future()
-        try:
-            self._server.stdin.write(json.dumps(job).encode() + b"\n")
-            await self._server.stdin.drain()
-        except ConnectionError:
-            return {"error": "the capture server ended"}
-        return await future
-
-    async def _start(self) -> None:
-        path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
-        self._server = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "coissue.deployments.capture", "--serve",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )  # fmt: skip
-        self._reader = asyncio.ensure_future(self._read(self._server))
-
-    async def _read(self, server: asyncio.subprocess.Process) -> None:
-        async for line in server.stdout:
-            answer = json.loads(line)
-            if future := self._open.pop(answer["folder"], None):
-                future.set_result(answer)
-        code = await server.wait()
-        for future in filter(lambda f: not f.done(), self._open.values()):
-            future.set_result({"error": f"the capture server ended: {code}"})
-        self._open.clear()
-
-    def stop(self) -> None:
-        """End the server and all its jobs, which are in its process group."""
-        if self._server is not None and self._server.returncode is None:
-            os.killpg(self._server.pid, signal.SIGKILL)
-
-
 @serve.deployment(
     name=CONTROL, num_replicas=1, health_check_period_s=HEALTH_SECONDS, ray_actor_options=BLIND
 )
@@ -137,7 +59,7 @@ class Control:
         self._wanted = {tenant.name: Wanted(tenant) for tenant in self._settings.tenants}
         self._scheduler: Any = None
         self._epoch = 0
-        self._captures = Captures(self._run_dir.path)
+        self._captures = Captures(self._run_dir.path, self._settings.capture)
         self._capturing = asyncio.ensure_future(self._capture_all())
         self._loop = asyncio.ensure_future(self._reconcile_forever())
 

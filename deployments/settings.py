@@ -185,12 +185,22 @@ class PoolSettings(Settings):
         return max(self.held_mib, self.body_mib) * MIB
 
 
+class CaptureSettings(Settings):
+    """Bringing models in."""
+
+    #: A model whose capture takes longer is failed.
+    seconds: float = Field(default=180.0, ge=1, le=3600)
+    #: One that takes longer than this no longer keeps the others waiting.
+    turn_seconds: float = Field(default=15.0, ge=0.1, le=3600)
+
+
 class AppSettings(Settings):
     """`args` of the Serve application `coissue.deployments.app:build`."""
 
     device: DeviceSettings = DeviceSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     pool: PoolSettings = PoolSettings()
+    capture: CaptureSettings = CaptureSettings()
     slo_classes: dict[str, SloClass]
     #: Not strict: a YAML has lists only.
     tenants: tuple[TenantSettings, ...] = Field(min_length=1, strict=False)

@@ -124,7 +124,7 @@ def attach_head(head: int, slo: str) -> str:
     """Capture one more backbone tenant and attach it to the running scheduler."""
     import ray
 
-    from coissue.deployments.control import Captures
+    from coissue.deployments.captures import Captures
     from coissue.deployments.settings import ModelSettings, TenantSettings
 
     model = ModelSettings(factory="load_tests.parity.models:backbone", kwargs={"head": head})

@@ -2,9 +2,9 @@
 
 Rules: everything here runs on the loop that owns the connection. `on_open`, `on_message` and
 `on_lost` are for the ends (`client`, `server`); `on_lost` comes exactly once. What is sent within
-one turn of the loop leaves in one write. A peer that reads is never dropped, however slowly it does:
-what an end sends, it keeps small by looking at `is_full`; one that stopped reading is, after
-`unread_s`, or when small messages alone fill `frame_bytes` more.
+one turn of the loop leaves in one write. A peer that reads is never dropped, however slowly it
+does: the ends send nothing large while `is_full`. One that stopped reading is, after `unread_s`, or
+when small messages alone fill `frame_bytes` more.
 """
 
 from __future__ import annotations
