@@ -11,7 +11,14 @@ import pytest
 from http_fakes import Server
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from coissue.deployments.handlers import Classes, Text, classify, load_handler, load_handlers
+from coissue.deployments.handlers import (
+    Classes,
+    Text,
+    check_handler,
+    classify,
+    load_handler,
+    load_handlers,
+)
 from coissue.deployments.http.errors import HttpError
 from coissue.deployments.settings import HandlerSettings, TenantSettings
 
@@ -248,4 +255,33 @@ def test_load_handlers_takes_those_that_are_there():
     ]  # fmt: skip
     handlers = load_handlers(tenants)
     assert list(handlers) == ["classes"]
-    assert isinstance(handlers["classes"], Classes)
+    assert isinstance(handlers["classes"]._handler, Classes)
+
+
+def test_a_handler_of_ours_that_fails_is_named(caplog):
+    handler = load_handler(HandlerSettings(use="classes", kwargs={"labels": ["a"]}))
+    handler._handler._labels = 1  # as if the check had let it pass
+    reply = Server(handlers={"m": handler}).post("/tenants/m", {"inputs": {"x": [[1, 2, 3, 4]]}})
+    assert (reply.status, reply.error) == (
+        500,
+        "handler classes failed in postprocess: TypeError",
+    )
+
+
+@pytest.mark.parametrize(
+    ("use", "kwargs", "sentence"),
+    [
+        ("classes", {"labels": 1}, "kwargs.labels: Input should be a valid tuple, not '1'"),
+        ("classes", {"labels": [["a"], {}]}, "kwargs.labels.0: Input should be a valid string"),
+        ("classes", {"labels": ["a"], "input": 3}, "kwargs.input: Input should be a valid string"),
+        ("text", {"tokenizer": 5}, "kwargs.tokenizer: Input should be a valid string, not '5'"),
+        ("text", {"tokenizer": "t", "max_tokens": "8"}, "kwargs.max_tokens: Input should be a v"),
+        ("text", {"tokenizer": "t", "max_tokens": -1}, "kwargs.max_tokens: Input should be gre"),
+        ("text", {"tokenizer": "t", "labels": "ab"}, "kwargs.labels: Input should be a valid t"),
+        ("text", {"tokenizer": "t", "inputs": {"idz": "x"}}, "kwargs.inputs.idz"),
+        ("text", {"tokenizer": "t", "inputs": {"ids": 1}}, "kwargs.inputs.ids: Input should be"),
+    ],
+)
+def test_wrong_kwargs_are_named_before_anything_is_loaded(use, kwargs, sentence):
+    wrong = check_handler(HandlerSettings(use=use, kwargs=kwargs))
+    assert wrong.startswith(sentence)
