@@ -14,7 +14,8 @@ import importlib
 import inspect
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -149,32 +150,31 @@ class ClassesKwargs(Settings):
 
 
 class Builtin:
-    """A handler of ours, whose mistakes say whose they are."""
+    """A handler of ours, with its exceptions turned into answers that name it."""
 
     def __init__(self, use: str, kwargs: Mapping[str, Any]) -> None:
         self._use = use
         self._handler = BUILTIN[use](**kwargs)
 
     async def preprocess(self, payload: Any) -> Arrays:
-        try:
+        with naming(self._use, "preprocess"):
             return await self._handler.preprocess(payload)
-        except HttpError:
-            raise
-        except Exception as error:
-            raise fail_handler(self._use, "preprocess", error) from error
 
     async def postprocess(self, outputs: Arrays, payload: Any) -> Any:
-        try:
+        with naming(self._use, "postprocess"):
             return await self._handler.postprocess(outputs, payload)
-        except HttpError:
-            raise
-        except Exception as error:
-            raise fail_handler(self._use, "postprocess", error) from error
 
 
-def fail_handler(use: str, verb: str, error: Exception) -> HttpError:
-    log.error("handler=%s failed in=%s", use, verb, exc_info=error)
-    return HttpError("handler_failed", f"handler {use} failed in {verb}: {type(error).__name__}")
+@contextmanager
+def naming(use: str, verb: str) -> Iterator[None]:
+    try:
+        yield
+    except HttpError:
+        raise
+    except Exception as error:
+        log.exception("handler=%s failed in=%s", use, verb)
+        sentence = f"handler {use} failed in {verb}: {type(error).__name__}"
+        raise HttpError("handler_failed", sentence) from error
 
 
 class Own:
@@ -189,21 +189,18 @@ class Own:
                 raise TypeError(f"{use} has no method {verb}")
 
     async def preprocess(self, payload: Any) -> Arrays:
-        try:
-            arrays = await _settle(self._own.preprocess(payload))
+        with naming(self._use, "preprocess"):
+            try:
+                arrays = await _settle(self._own.preprocess(payload))
+            except (HttpError, ValueError) as error:
+                raise HttpError("handler_rejected", str(error)) from error
             if not isinstance(arrays, Mapping):
                 raise TypeError(f"preprocess returned {type(arrays).__name__}, not a dict")
-        except (HttpError, ValueError) as error:
-            raise HttpError("handler_rejected", str(error)) from error
-        except Exception as error:
-            raise fail_handler(self._use, "preprocess", error) from error
         return arrays
 
     async def postprocess(self, outputs: Arrays, payload: Any) -> Any:
-        try:
+        with naming(self._use, "postprocess"):
             return await _settle(self._own.postprocess(outputs))
-        except Exception as error:
-            raise fail_handler(self._use, "postprocess", error) from error
 
 
 class Broken:
@@ -227,19 +224,16 @@ def check_handler(settings: HandlerSettings) -> str | None:
     """What is wrong with the settings, with the field first; the handler is not loaded."""
     if not settings.is_builtin:
         return None
-    factory = BUILTIN.get(settings.use)
-    if factory is None:
+    if settings.use not in BUILTIN:
         names = ", ".join(sorted(BUILTIN))
         return f"use: no handler {settings.use!r}, there are: {names}, or pkg.mod:Class"
     try:
-        inspect.signature(factory).bind(**settings.kwargs)
         KWARGS[settings.use].model_validate(settings.kwargs)
-    except TypeError as error:
-        return f"kwargs: {error}"
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = ".".join(map(str, first["loc"]))
-        return f"kwargs.{path}: {first['msg']}, not {show(str(first['input']))}"
+        given = "" if first["type"] == "missing" else f", not {show(str(first['input']))}"
+        return f"kwargs.{path}: {first['msg']}{given}"
     return None
 
 

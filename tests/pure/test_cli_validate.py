@@ -100,7 +100,7 @@ BAD = [
     (f"{ARGS}.tenants.1.model.x", 1, f"{T1}.model.x: unknown key"),
     (f"{ARGS}.tenants.1.limits", {"rows": 0}, f"{T1}.limits.rows: Input should be greater"),
     (f"{ARGS}.tenants.1.handler", {"use": "txt"}, f"{T1}.handler.use: no handler 'txt'"),
-    (f"{ARGS}.tenants.1.handler", {"use": "text"}, f"{T1}.handler.kwargs: missing a required"),
+    (f"{ARGS}.tenants.1.handler", {"use": "text"}, f"{T1}.handler.kwargs.tokenizer: Field req"),
     (f"{ARGS}.tenants.1.handler", {"use": "a:B"}, f"{T1}: handler.use 'a:B' is the tenant's own"),
     (
         f"{ARGS}.tenants.1.model",

@@ -226,9 +226,9 @@ def test_own_handler_faults(team, caplog):
     ("use", "kwargs", "sentence"),
     [
         ("nothing", {}, "handler.use: no handler 'nothing', there are: classes, text, or pkg.mod"),
-        ("text", {}, "handler.kwargs: missing a required argument: 'tokenizer'"),
+        ("text", {}, "handler.kwargs.tokenizer: Field required"),
         ("text", {"tokenizer": "/none"}, "handler text cannot be loaded: no tokenizer file"),
-        ("classes", {"labels": [], "x": 1}, "handler.kwargs: got an unexpected keyword argument"),
+        ("classes", {"labels": [], "x": 1}, "handler.kwargs.x: Extra inputs are not permitted"),
         ("no_such_module:X", {}, "handler no_such_module:X cannot be loaded: No module named"),
         ("team_code:X", {}, "handler team_code:X cannot be loaded: module 'team_code' has no"),
         ("team_code:Team", {"q": 1}, "handler team_code:Team cannot be loaded: "),
