@@ -16,6 +16,7 @@ from ray.serve.deployment import Application, Deployment
 
 from coissue.deployments.control import Control
 from coissue.deployments.discovery import POOL
+from coissue.deployments.http.intake import SPARE
 from coissue.deployments.pool import Pool
 from coissue.deployments.settings import AppSettings
 from coissue.deployments.tenant import DedicatedTenant
@@ -63,7 +64,7 @@ def build(args: AppSettings) -> Application:
     pool = Pool.options(
         name=POOL,
         num_replicas=args.pool.replicas,
-        max_ongoing_requests=args.pool.ongoing_requests,
+        max_ongoing_requests=args.pool.ongoing_requests + SPARE,
         user_config=settings,
     )
     return keep(pool).bind(control, dedicated)

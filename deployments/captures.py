@@ -14,17 +14,20 @@ import re
 import shutil
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, final
 
 from pydantic import ValidationError
 
 from coissue.deployments.capture.inputs import are_unchanged
-from coissue.deployments.settings import Limits, ModelSettings, TenantSettings
+from coissue.deployments.settings import CaptureSettings, Limits, ModelSettings, TenantSettings
+from coissue.deployments.turns import Turns
 
-#: A little more than the capture server gives a job.
-CAPTURE_SECONDS_MAX: Final = 630
+#: The capture server starts, and a job's supervisor answers, so long after the job's own time.
+CAPTURE_SECONDS_MORE: Final = 120
+#: Captures at once, however many of them hang: each may take so much memory.
+CAPTURE_BYTES: Final = 2 << 30
+CAPTURES_MAX: Final = 32
 #: Versions of a tenant that stay on disk.
 VERSIONS_KEPT: Final = 3
 
@@ -86,9 +89,14 @@ class Artifacts:
 class Captures:
     """The capture server and the jobs it works on, a few at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: CaptureSettings | None = None) -> None:
+        settings = settings or CaptureSettings()
         self._folder = folder
-        self._turns = asyncio.Semaphore(max(1, os.cpu_count() or 1))
+        self._seconds = settings.seconds
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._turns = Turns(
+            os.cpu_count() or 1, min(CAPTURES_MAX, memory // CAPTURE_BYTES), settings.turn_seconds
+        )
         self._starting = asyncio.Lock()
         self._server: asyncio.subprocess.Process | None = None
         #: Artifact folder -> its answer.
@@ -105,19 +113,25 @@ class Captures:
             raise TenantFailed(f"model.kwargs: cannot be written as JSON: {error}") from None
         except OSError as error:
             raise TenantFailed(f"capture failed: {error}") from None
-        async with self._turns:
-            ask = self._ask({"job": str(job), "folder": str(out)})
-            try:
-                answer = await asyncio.wait_for(ask, CAPTURE_SECONDS_MAX)
-            except TimeoutError:  # even its supervisor is gone
-                raise TenantFailed(f"capture gave no answer in {CAPTURE_SECONDS_MAX} s") from None
-            except OSError as error:
-                raise TenantFailed(f"capture failed: {error}") from None
+        asked = {"job": str(job), "folder": str(out), "seconds": self._seconds}
+        async with self._turns.take():
+            answer = await self._ask_in_time(asked)
+            if "server" in answer:  # perhaps by another's doing: once more, with a new one
+                answer = await self._ask_in_time(asked)
         if "error" in answer:
             raise TenantFailed(answer["error"])
         return str(out)
 
-    async def _ask(self, job: dict[str, str]) -> dict[str, Any]:
+    async def _ask_in_time(self, job: dict[str, Any]) -> dict[str, Any]:
+        seconds = self._seconds + CAPTURE_SECONDS_MORE
+        try:
+            return await asyncio.wait_for(self._ask(job), seconds)
+        except TimeoutError:  # even its supervisor is gone
+            return {"error": f"capture gave no answer in {seconds:.0f} s"}
+        except OSError as error:
+            return {"error": f"capture failed: {error}"}
+
+    async def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
         async with self._starting:
             if self._server is None or self._server.returncode is not None:
                 await self._start()
@@ -126,7 +140,7 @@ class Captures:
             self._server.stdin.write(json.dumps(job).encode() + b"\n")
             await self._server.stdin.drain()
         except ConnectionError:
-            return {"error": "the capture server ended"}
+            return {"error": "the capture server ended", "server": "ended"}
         return await future
 
     async def _start(self) -> None:
@@ -148,13 +162,12 @@ class Captures:
         code = await server.wait()
         if server is self._server:  # not one that `stop` ended while the next began
             for future in filter(lambda f: not f.done(), self._open.values()):
-                future.set_result({"error": f"the capture server ended: {code}"})
+                future.set_result({"error": f"the capture server ended: {code}", "server": code})
             self._open.clear()
 
     def stop(self) -> None:
-        """End the server and all its jobs, which are in its process group: it holds torch, a
-        quarter of a gigabyte. The next job starts another."""
+        """The server ends all its jobs and then itself: it holds torch, a quarter of a gigabyte.
+        The next job starts another."""
         server, self._server = self._server, None
         if server is not None and server.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(server.pid, signal.SIGKILL)
+            server.send_signal(signal.SIGTERM)

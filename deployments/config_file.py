@@ -19,10 +19,13 @@ from typing import Annotated, Any, Final, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from coissue.deployments.discovery import CONTROL, POOL
 from coissue.deployments.handlers import check_handler
 from coissue.deployments.settings import AppSettings
 
 IMPORT_PATH: Final = "coissue.deployments.app:build"
+#: In one file. A tenant has about fifty.
+VALUES_MAX: Final = 1_000_000
 
 
 class ConfigError(Exception):
@@ -43,6 +46,12 @@ def _check_route(route: str) -> str:
     if not re.fullmatch(r"/|(/[^/{}?#\s]+)+", route):
         raise ValueError(f"must look like '/' or '/some/path', not {route!r}")
     return route
+
+
+def _check_app_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?", name):
+        raise ValueError(f"1 to 64 of A-Z a-z 0-9 . _ - are possible, not {_show(name)}")
+    return name
 
 
 Route = Annotated[str, AfterValidator(_check_route)]
@@ -78,7 +87,7 @@ Application = _level(
     "Application",
     "runtime_env autoscaling_policy external_scaler_enabled",
     import_path=(str, ...),
-    name=(str, "default"),
+    name=(Annotated[str, AfterValidator(_check_app_name)], "default"),
     route_prefix=(Route | None, "/"),
     args=(dict[str, Any], {}),
     deployments=(list[Deployment], []),
@@ -117,6 +126,31 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _load(text: str) -> Any:
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        _count_values(root, {})
+        return None if root is None else loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _count_values(node: yaml.Node | None, counted: dict[int, int]) -> int:
+    """Values in `node`, those behind each alias again. A few hundred bytes can mean billions."""
+    if id(node) not in counted:
+        counted[id(node)] = VALUES_MAX + 1  # an alias of what it is in itself has no end
+        parts = getattr(node, "value", None)
+        total = 1
+        for part in parts if isinstance(parts, list) else ():
+            pair = part if isinstance(part, tuple) else (part,)
+            total += sum(_count_values(inner, counted) for inner in pair)
+        if total > VALUES_MAX:
+            raise yaml.YAMLError(f"more than {VALUES_MAX} values, those of aliases included")
+        counted[id(node)] = total
+    return counted[id(node)]
+
+
 def load_app_config(path: str | Path) -> tuple[dict[str, Any], AppSettings]:
     """(the whole Serve config, the settings of its coissue application). Raises `ConfigError`."""
     try:
@@ -130,7 +164,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise ConfigError("not a file")
     try:
-        config = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        config = _load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(error.strerror or str(error)) from None
     except UnicodeDecodeError:
@@ -158,6 +192,7 @@ def _check(config: dict[str, Any]) -> AppSettings:
         raise ConfigError(
             f"applications: {len(ours) or 'none'} with import_path {IMPORT_PATH}, one is needed"
         )
+    _check_deployments(serve.applications[ours[0]], f"applications.{ours[0]}")
     where = f"applications.{ours[0]}.args"
     args = serve.applications[ours[0]].args
     try:
@@ -169,6 +204,25 @@ def _check(config: dict[str, Any]) -> AppSettings:
         if wrong:
             raise ConfigError(f"{where}.tenants.{index}.handler.{wrong}")
     return settings
+
+
+def _check_deployments(application: Any, where: str) -> None:
+    """Serve itself finds a name that does not exist late, and takes any number of the others."""
+    named = application.args.get("tenants")
+    tenants = [t for t in named if isinstance(t, dict)] if isinstance(named, list) else []
+    dedicated = [str(t.get("name")) for t in tenants if t.get("isolation") == "dedicated"]
+    names = [CONTROL, POOL, *dedicated]
+    for index, deployment in enumerate(application.deployments):
+        path = f"{where}.deployments.{index}"
+        if deployment.name not in names:
+            allowed = ", ".join(names)
+            raise ConfigError(f"{path}.name: there are: {allowed}, not {_show(deployment.name)}")
+        if deployment.name == CONTROL and (
+            deployment.num_replicas not in (None, 1) or deployment.autoscaling_config
+        ):
+            raise ConfigError(f"{path}.num_replicas: {CONTROL} is one replica by design")
+        if deployment.name == POOL and deployment.max_ongoing_requests is not None:
+            raise ConfigError(f"{path}.max_ongoing_requests: set args.pool.ongoing_requests")
 
 
 _SENTENCES: Final = {"extra_forbidden": "unknown key", "missing": "missing"}

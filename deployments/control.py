@@ -108,7 +108,7 @@ class Control:
         self._run_dir = RunDir(folder)
         sweep_run_dirs()
         self._artifacts = Artifacts(self._run_dir.path)
-        self._captures = Captures(self._run_dir.path)
+        self._captures = Captures(self._run_dir.path, settings.capture)
         self._failures = Failures()
         self._settings = self._run_dir.read_settings() if folder else settings
         for tenant in self._settings.tenants:

@@ -28,9 +28,14 @@ SERVE_FLAGS = {
     # Shutting down waits this long for outside load balancers to notice; there is none.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
+    # A client that sends nothing of its request or reads nothing of its answer for so long is cut
+    # off. Waiting for a model does not count, nor does an idle connection.
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
+    # Serve starts a killed HAProxy again after three of these; its default is 10.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
 }
 #: HAProxy's statistics for people and Prometheus. It shares a port in use silently with the owner,
-#: so a second instance on a machine takes free ones.
+#: so a second instance on a machine takes free ones; see `claim_port`.
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_METRICS_PORT": 9101, "RAY_SERVE_HAPROXY_STATS_PORT": 8404}
 #: Serve's fallback proxies. Their sockets are shared by every cluster of a machine that keeps the
 #: defaults, and while a replica is away HAProxy asks them: another cluster would answer for ours.
@@ -51,10 +56,31 @@ def apply_serve_flags() -> None:
         os.environ.setdefault(name, value)
     for name, port in HAPROXY_PORTS.items():
         if name not in os.environ:
-            os.environ[name] = str(find_port(port) or find_port(0))
+            os.environ[name] = str(claim_port(port) or find_port(0))
     for name in FALLBACK_PORTS:  # never the default: two clusters may start at the same moment
         if name not in os.environ:
             os.environ[name] = str(find_port(0))
+
+
+#: Port -> what holds its claim until this process ends.
+_CLAIMS: dict[int, socket.socket] = {}
+
+
+def claim_port(port: int) -> int:
+    """The port, if nobody listens on it or has claimed it to do so later; or else 0.
+
+    A port is taken long after it was chosen, by another process. So a claim is a name that the
+    kernel gives to one process at a time, whatever the user, and takes back when that ends.
+    """
+    if port not in _CLAIMS:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0coissue-port-{port}")
+        except OSError:
+            claim.close()
+            return 0
+        _CLAIMS[port] = claim
+    return find_port(port)
 
 
 def find_port(port: int) -> int:

@@ -14,13 +14,16 @@ import importlib
 import inspect
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
+from pydantic import Field, ValidationError
 
+from coissue.deployments.channel.checking import show
 from coissue.deployments.http.errors import HttpError, malformed
-from coissue.deployments.settings import HandlerSettings, TenantSettings
+from coissue.deployments.settings import HandlerSettings, Settings, TenantSettings
 
 log = logging.getLogger("coissue.handlers")
 
@@ -128,6 +131,54 @@ class Classes:
         return {"labels": [row[0] for row in rows], "probabilities": [row[1] for row in rows]}
 
 
+class TextKwargs(Settings):
+    """Of `Text`."""
+
+    tokenizer: str = Field(min_length=1)
+    max_tokens: int = Field(default=128, ge=1, le=131_072)
+    #: Not strict: a YAML has lists only.
+    labels: tuple[str, ...] | None = Field(default=None, strict=False)
+    inputs: dict[Literal["ids", "mask", "types"], str | None] | None = None
+    output: str | None = None
+    max_chars: int = Field(default=100_000, ge=1, le=100_000_000)
+
+
+class ClassesKwargs(Settings):
+    """Of `Classes`."""
+
+    labels: tuple[str, ...] = Field(strict=False)
+    input: str | None = None
+    output: str | None = None
+
+
+class Builtin:
+    """A handler of ours, with its exceptions turned into answers that name it."""
+
+    def __init__(self, use: str, kwargs: Mapping[str, Any]) -> None:
+        self._use = use
+        self._handler = BUILTIN[use](**kwargs)
+
+    async def preprocess(self, payload: Any) -> Arrays:
+        with naming(self._use, "preprocess"):
+            return await self._handler.preprocess(payload)
+
+    async def postprocess(self, outputs: Arrays, payload: Any) -> Any:
+        with naming(self._use, "postprocess"):
+            return await self._handler.postprocess(outputs, payload)
+
+
+@contextmanager
+def naming(use: str, verb: str) -> Iterator[None]:
+    try:
+        yield
+    except HttpError:
+        raise
+    except Exception as error:
+        log.exception("handler=%s failed in=%s", use, verb)
+        sentence = f"handler {use} failed in {verb}: {type(error).__name__}"
+        raise HttpError("handler_failed", sentence) from error
+
+
 class Own:
     """A tenant's own class, with its exceptions turned into answers."""
 
@@ -140,27 +191,18 @@ class Own:
                 raise TypeError(f"{use} has no method {verb}")
 
     async def preprocess(self, payload: Any) -> Arrays:
-        try:
-            arrays = await _settle(self._own.preprocess(payload))
+        with naming(self._use, "preprocess"):
+            try:
+                arrays = await _settle(self._own.preprocess(payload))
+            except (HttpError, ValueError) as error:
+                raise HttpError("handler_rejected", str(error)) from error
             if not isinstance(arrays, Mapping):
                 raise TypeError(f"preprocess returned {type(arrays).__name__}, not a dict")
-        except (HttpError, ValueError) as error:
-            raise HttpError("handler_rejected", str(error)) from error
-        except Exception as error:
-            raise self._failure("preprocess", error) from error
         return arrays
 
     async def postprocess(self, outputs: Arrays, payload: Any) -> Any:
-        try:
+        with naming(self._use, "postprocess"):
             return await _settle(self._own.postprocess(outputs))
-        except Exception as error:
-            raise self._failure("postprocess", error) from error
-
-    def _failure(self, verb: str, error: Exception) -> HttpError:
-        log.error("handler=%s failed in=%s", self._use, verb, exc_info=error)
-        return HttpError(
-            "handler_failed", f"handler {self._use} failed in {verb}: {type(error).__name__}"
-        )
 
 
 class Broken:
@@ -177,20 +219,23 @@ class Broken:
 
 
 BUILTIN: Final[dict[str, Callable[..., Handler]]] = {"text": Text, "classes": Classes}
+KWARGS: Final[dict[str, type[Settings]]] = {"text": TextKwargs, "classes": ClassesKwargs}
 
 
 def check_handler(settings: HandlerSettings) -> str | None:
     """What is wrong with the settings, with the field first; the handler is not loaded."""
     if not settings.is_builtin:
         return None
-    factory = BUILTIN.get(settings.use)
-    if factory is None:
+    if settings.use not in BUILTIN:
         names = ", ".join(sorted(BUILTIN))
         return f"use: no handler {settings.use!r}, there are: {names}, or pkg.mod:Class"
     try:
-        inspect.signature(factory).bind(**settings.kwargs)
-    except TypeError as error:
-        return f"kwargs: {error}"
+        KWARGS[settings.use].model_validate(settings.kwargs)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(map(str, first["loc"]))
+        given = "" if first["type"] == "missing" else f", not {show(str(first['input']))}"
+        return f"kwargs.{path}: {first['msg']}{given}"
     return None
 
 
@@ -200,7 +245,7 @@ def load_handler(settings: HandlerSettings) -> Handler:
         return Broken(f"handler.{wrong}")
     try:
         if settings.is_builtin:
-            return BUILTIN[settings.use](**settings.kwargs)
+            return Builtin(settings.use, settings.kwargs)
         return Own(settings.use, settings.kwargs)
     except Exception as error:
         log.exception("handler=%s cannot be loaded", settings.use)

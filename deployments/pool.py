@@ -39,8 +39,15 @@ class Pool:
     async def reconfigure(self, settings: dict[str, Any]) -> None:
         parsed = AppSettings.model_validate(settings)
         self._handlers.expect(parsed)
-        self._http.settings = HttpSettings(
-            body_bytes=parsed.pool.body_bytes, find_handler=self._handlers.find
+        pool = parsed.pool
+        self._http.configure(
+            HttpSettings(
+                body_bytes=pool.body_bytes,
+                body_seconds=pool.body_seconds,
+                ongoing=pool.ongoing_requests,
+                held_bytes=pool.held_bytes,
+                find_handler=self._handlers.find,
+            )
         )
 
     def __serve_build_asgi_app__(self) -> HttpApp:

@@ -14,6 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, mo
 
 MS = 1_000_000
 MIB = 1024 * 1024
+#: Slower than this (2 Mbit/s) a large body is given up.
+BODY_BYTES_PER_SECOND = MIB // 4
 IMPORTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 
@@ -203,10 +205,27 @@ class PoolSettings(Settings):
     ongoing_requests: int = Field(default=512, ge=1, le=65_536)
     #: Largest accepted HTTP body.
     body_mib: int = Field(default=64, ge=1, le=4096)
+    #: A body has so long to come, and a second more for each 1/4 MiB of it; then 408.
+    body_seconds: float = Field(default=10.0, ge=0.1, le=3600)
+    #: Bodies of one replica together, until they are answered; beyond it 429.
+    held_mib: int = Field(default=512, ge=1, le=65_536)
 
     @property
     def body_bytes(self) -> int:
         return self.body_mib * MIB
+
+    @property
+    def held_bytes(self) -> int:
+        return max(self.held_mib, self.body_mib) * MIB
+
+
+class CaptureSettings(Settings):
+    """Bringing models in."""
+
+    #: A model whose capture takes longer is failed.
+    seconds: float = Field(default=180.0, ge=1, le=3600)
+    #: One that takes longer than this no longer keeps the others waiting.
+    turn_seconds: float = Field(default=15.0, ge=0.1, le=3600)
 
 
 class AppSettings(Settings):
@@ -215,6 +234,7 @@ class AppSettings(Settings):
     device: DeviceSettings = DeviceSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     pool: PoolSettings = PoolSettings()
+    capture: CaptureSettings = CaptureSettings()
     slo_classes: dict[str, SloClass]
     #: Not strict: a YAML has lists only.
     tenants: tuple[TenantSettings, ...] = Field(min_length=1, strict=False)

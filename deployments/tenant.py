@@ -21,6 +21,7 @@ from coissue.deployments.discovery import BLIND, find_endpoint
 from coissue.deployments.handlers import Arrays, Handler, LoadedHandlers, load_handler
 from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.http.errors import HttpError
+from coissue.deployments.http.intake import SPARE, IntakeLimits
 from coissue.deployments.settings import MIB, HandlerSettings
 
 #: (value, None) or (None, (reason, sentence)): exceptions do not survive the way between actors.
@@ -82,7 +83,7 @@ class RemoteHandler:
         return value
 
 
-@serve.deployment(ray_actor_options=BLIND, max_ongoing_requests=512)
+@serve.deployment(ray_actor_options=BLIND, max_ongoing_requests=IntakeLimits.ongoing + SPARE)
 @serve.ingress()
 class TenantIngress:
     """The HTTP routes of one tenant, in an application of its own."""

@@ -4,9 +4,10 @@
     python -m coissue.deployments.capture --serve
 
 One job: the last line on stdout is for the caller, all else goes to stderr. As a server it imports
-torch and its exporter once (seconds), then reads lines {"job": ..., "folder": ...} and answers each
-with a line {"folder": ..., "status": ..., "error": ... if refused}, in the order they end. A
-tenant's code runs in the child only, so one tenant can neither see nor break another's capture.
+torch and its exporter once (seconds), then reads lines {"job": ..., "folder": ..., "seconds": ...}
+and answers each with a line {"folder": ..., "status": ..., "error": ... if refused}, in the order
+they end. A tenant's code runs in the child only (see `supervise`), so one tenant can neither see
+nor break another's capture. It ends with its input or a SIGTERM, and so do all its jobs.
 """
 
 from __future__ import annotations
@@ -18,19 +19,22 @@ import os
 import signal
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from pydantic import ValidationError
 
 from coissue.deployments.capture.artifact import CaptureError, CaptureJob
 from coissue.deployments.capture.inputs import OpenedFiles, find_inputs
+from coissue.deployments.capture.supervise import (
+    REFUSED,
+    adopt_orphans,
+    end_children,
+    supervise,
+)
 
-#: The exit status of a model that cannot be captured, whatever the reason.
-REFUSED = 3
-#: Of a sentence that the server passes on; escaped as JSON, it stays below PIPE_BUF.
-ERROR_CHARS_MAX = 550
-#: A child of the server that takes longer is ended.
+#: A child of the server that takes longer is ended, unless the job says otherwise.
 SECONDS_MAX = 600
 
 
@@ -71,14 +75,22 @@ def preload() -> None:
 
 def serve(lines: TextIO, answers: int) -> None:
     """Until `lines` end. `answers` is the descriptor for the caller."""
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, _end)
     preload()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are nobody's to wait for
+    own = os.getpid()
     for line in lines:
         job = json.loads(line)
         if os.fork() == 0:
-            supervise(job["job"], job["folder"], answers)
-    if os.getpgrp() == os.getpid():  # the caller is gone: so are its jobs
-        os.killpg(0, signal.SIGKILL)
+            work = partial(main, job["job"], job["folder"])
+            supervise(work, job["folder"], answers, job.get("seconds", SECONDS_MAX), own)
+    _end()
+
+
+def _end(*_: object) -> NoReturn:
+    end_children()
+    os._exit(0)
 
 
 def read_job(path: Path) -> CaptureJob:
@@ -88,35 +100,6 @@ def read_job(path: Path) -> CaptureJob:
         first = error.errors()[0]
         keys = ".".join(str(part) for part in first["loc"])
         raise CaptureError(f"{keys}: {first['msg']}") from error
-
-
-def supervise(job_file: str, folder: str, answers: int) -> None:
-    """In a child: runs the job in a child of its own and tells how it ended, whatever it does.
-
-    The answer comes by file and the end by `waitpid`, so that nothing the tenant's code leaves
-    running (it inherits every descriptor) can hold it back.
-    """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    told = Path(folder + ".answer")
-    child = os.fork()
-    if child == 0:
-        os.close(answers)
-        signal.alarm(SECONDS_MAX)
-        status, line = main(job_file, folder)
-        told.write_text(json.dumps({**line, "status": status}))
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    try:
-        line = json.loads(told.read_text())
-    except (OSError, ValueError):
-        why = f"took longer than {SECONDS_MAX} s" if code == -signal.SIGALRM else f"ended: {code}"
-        line = {"error": f"capture {why}", "status": REFUSED}
-    if len(line.get("error", "")) > ERROR_CHARS_MAX:
-        line["error"] = line["error"][:ERROR_CHARS_MAX] + " ..."
-    # One write of less than PIPE_BUF: lines of several supervisors do not mix.
-    line = {key: line[key] for key in ("error", "status") if key in line} | {"folder": folder}
-    os.write(answers, json.dumps(line).encode() + b"\n")
-    os._exit(0)
 
 
 if __name__ == "__main__":

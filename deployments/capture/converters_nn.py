@@ -153,6 +153,18 @@ def _group_norm(b: Builder, a: Args) -> Result:
     return b.emit("group_norm", inputs, b.out(), groups=a["num_groups"], eps=float(a["eps"]))
 
 
+@converts("instance_norm")
+def _instance_norm(b: Builder, a: Args) -> Result:
+    """Statistics of one request's row and channel: a group norm with a group for each channel."""
+    eps, affine = float(a["eps"]), (b.value(a["weight"]), b.value(a["bias"]))
+    value = b.value(a["input"])
+    if a["use_input_stats"]:
+        channels = int(b.meta().shape[1])
+        return b.emit("group_norm", (value, *affine), b.out(), groups=channels, eps=eps)
+    running = (b.value(a["running_mean"]), b.value(a["running_var"]))
+    return b.emit("batch_norm", (value, *running, *affine), b.out(), eps=eps)
+
+
 @converts("_native_batch_norm_legit_no_training")
 def _batch_norm(b: Builder, a: Args) -> Result:
     names = ("input", "running_mean", "running_var", "weight", "bias")

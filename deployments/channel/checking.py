@@ -17,6 +17,8 @@ MALFORMED: Final = "malformed"
 TOO_LARGE: Final = "too_large"
 #: The tenant has a new version that the client has not seen when it encoded the request.
 STALE: Final = "stale"
+#: Of a client's text, so much comes back in a sentence.
+SHOWN_CHARS: Final = 100
 #: Exponent bits of bf16, all ones in Inf and NaN.
 _BF16_EXPONENT: Final = 0x7F80
 
@@ -34,6 +36,11 @@ class InferError(Exception):
         self.is_counted = False
 
 
+def show(text: str) -> str:
+    """Quoted, and cut where it is long."""
+    return repr(text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}...")
+
+
 def check_inputs(info: TenantInfo, inputs: Mapping[str, np.ndarray]) -> tuple[int, int]:
     """(R, T) of a request with these inputs; T is 0 without a token axis. Raises `InferError`."""
     arrays = [inputs[port.name] for port in info.inputs if port.name in inputs]
@@ -49,7 +56,7 @@ def _names_differ(info: TenantInfo, inputs: Mapping[str, np.ndarray]) -> InferEr
     for name in inputs:
         if name not in names:
             allowed = ", ".join(map(repr, names))
-            return InferError(MALFORMED, f"input {name!r} is unknown, allowed: {allowed}")
+            return InferError(MALFORMED, f"input {show(name)} is unknown, allowed: {allowed}")
     missing = next(name for name in names if name not in inputs)
     return InferError(MALFORMED, f"input {missing!r} is missing")
 
@@ -75,7 +82,8 @@ def _check_types(info: TenantInfo, given: Sequence[tuple[str, tuple[int, ...]]])
     for port, (dtype, shape) in zip(info.inputs, given, strict=True):
         if dtype != port.dtype:
             raise InferError(
-                MALFORMED, f"input {port.name!r}: dtype {dtype}, allowed: {port.dtype}"
+                MALFORMED,
+                f"input {port.name!r}: dtype {dtype[:SHOWN_CHARS]}, allowed: {port.dtype}",
             )
         if len(shape) != len(port.shape):
             raise InferError(

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from coissue.deployments.channel.arena import Arena, round_up, take_tensors
-from coissue.deployments.channel.checking import STALE, TOO_LARGE, InferError, check_inputs
+from coissue.deployments.channel.checking import STALE, TOO_LARGE, InferError, check_inputs, show
 from coissue.deployments.channel.frames import (
     FROM_SERVER,
     INLINE_BYTES,
@@ -158,8 +158,8 @@ class _Connection(Link):
                 body.append(array)
             else:
                 self.arena.view(port.dtype, array.shape, place)[...] = array
-        if sum(sizes) + _HEADER_ROOM > self.limits.frame_bytes:
-            _check_frame(sum(array.nbytes for array in body), self.limits.frame_bytes)
+        if body:
+            self._check_inline(entry, sum(array.nbytes for array in body))
         number = self._enter(entry)
         outputs = tuple(places[len(arrays) :]) if entry.block >= 0 else ()
         self.send(
@@ -168,6 +168,19 @@ class _Connection(Link):
         if len(self.open) == 1:
             self.flush()  # a lone request has nobody to share the write with
         return number, entry.future
+
+    def _check_inline(self, entry: _Open, num_bytes: int) -> None:
+        """Whether so much may go inline now. Raises `InferError`."""
+        try:
+            _check_frame(num_bytes, self.limits.frame_bytes)
+            if num_bytes > INLINE_BYTES and self.is_full:
+                raise InferError(
+                    "memory", "the scheduler has not read what is on the way", _RETRY_AFTER_NS
+                )
+        except InferError:
+            if entry.block >= 0:
+                self.arena.release(entry.block)
+            raise
 
     def _enter(self, entry: _Open) -> int:
         self._next_id += 1
@@ -285,7 +298,7 @@ class SchedulerClient:
             connection = self._live()
             info = self.directory.get(tenant)
             if info is None:
-                raise InferError("unknown_tenant", f"there is no tenant {tenant!r}")
+                raise InferError("unknown_tenant", f"there is no tenant {show(tenant)}")
             if version not in (None, info.version):
                 raise InferError(STALE, f"version {version} is served no more")
             number, future = connection.infer(info, inputs, budget_ns, priority)

@@ -70,9 +70,11 @@ class ChannelLimits:
     #: Largest arena a server maps, and the arena a client makes.
     arena_bytes_limit: int = 1 << 30
     arena_bytes: int = 128 << 20
-    #: A peer that leaves more than this unread when something is to be sent is dropped.
+    #: With more than this on the way to a peer, tensors wait or are refused until it has read.
     unread_bytes: int = 64 << 20
-    #: Open requests of one connection, and the inline tensor bytes they hold.
+    #: A peer that reads nothing for so long, with more than `unread_bytes` on the way, is dropped.
+    unread_s: float = 30.0
+    #: Open requests of one connection, and the inline tensor bytes of their inputs and outputs.
     open_requests: int = 16_384
     held_bytes: int = 512 << 20
     connections: int = 1024

@@ -2,7 +2,9 @@
 
 Rules: everything here runs on the loop that owns the connection. `on_open`, `on_message` and
 `on_lost` are for the ends (`client`, `server`); `on_lost` comes exactly once. What is sent within
-one turn of the loop leaves in one write.
+one turn of the loop leaves in one write. A peer that reads is never dropped, however slowly it
+does: the ends send nothing large while `is_full`. One that stopped reading is, after `unread_s`, or
+when small messages alone fill `frame_bytes` more.
 """
 
 from __future__ import annotations
@@ -42,8 +44,11 @@ class Link(asyncio.BufferedProtocol):
         self._reader = FrameReader(decoder, limits.frame_bytes, header_bytes)
         #: Buffers of this turn, not yet given to the transport.
         self._out: list[bytes | memoryview] = []
+        #: Their bytes.
+        self._out_bytes = 0
         self._flush_due = False
         self._transport: asyncio.BaseTransport | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
 
     def on_open(self) -> None: ...
 
@@ -57,23 +62,36 @@ class Link(asyncio.BufferedProtocol):
         """Queues a frame; `arrays` must not change until they are sent."""
         if self.closed:
             return
-        self._out += frame_buffers(message, arrays)
+        buffers = frame_buffers(message, arrays)
+        self._out += buffers
+        self._out_bytes += sum(map(len, buffers))
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self.flush)
+
+    @property
+    def is_full(self) -> bool:
+        """Nothing large should be sent now; `on_room` tells when it may be again."""
+        unread = self._transport.get_write_buffer_size() + self._out_bytes
+        return unread > self.limits.unread_bytes
+
+    def on_room(self) -> None:
+        """For the ends: called when much of what was on the way has been read."""
 
     def flush(self) -> None:
         self._flush_due = False
         if self.closed or not self._out:
             return
         unread = self._transport.get_write_buffer_size()
-        if unread > self.limits.unread_bytes:
-            self.drop(f"peer left {unread} bytes unread, allowed: {self.limits.unread_bytes}")
+        limit = self.limits.unread_bytes + self.limits.frame_bytes
+        if unread > limit:
+            self.drop(f"peer left {unread} bytes unread, allowed: {limit}")
             return
         out, self._out = self._out, []
+        size, self._out_bytes = self._out_bytes, 0
         if len(out) == 1:
             self._transport.write(out[0])
-        elif sum(map(len, out)) <= INLINE_BYTES:
+        elif size <= INLINE_BYTES:
             self._transport.write(b"".join(out))
         else:
             self._transport.writelines(out)
@@ -99,9 +117,31 @@ class Link(asyncio.BufferedProtocol):
 
     # --- called by the loop ---
 
+    def pause_writing(self) -> None:
+        """More than `unread_bytes` are on the way."""
+        self._watch(self._transport.get_write_buffer_size())
+
+    def _watch(self, unread_before: int) -> None:
+        def look() -> None:
+            unread = self._transport.get_write_buffer_size()
+            if unread < unread_before:
+                self._watch(unread)
+            else:
+                self.drop(f"peer read nothing for {self.limits.unread_s} s, {unread} bytes wait")
+
+        self._unread_timer = self._loop.call_later(self.limits.unread_s, look)
+
+    def resume_writing(self) -> None:
+        if self._unread_timer:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+        self.on_room()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport = transport
+        limit = self.limits.unread_bytes
+        transport.set_write_buffer_limits(high=limit, low=limit // 4)
         self.socket = transport.get_extra_info("socket")
         if self.socket.family != socket.AF_UNIX:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -124,6 +164,8 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
+        if self._unread_timer:
+            self._unread_timer.cancel()
         self._out.clear()
         self.error = self.error or (str(exc) if exc else "connection closed by the other side")
         self.on_lost()

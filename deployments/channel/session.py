@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ from coissue.deployments.channel.checking import (
     InferError,
     check_types,
     check_values,
+    show,
 )
 from coissue.deployments.channel.frames import (
     DTYPE_NAMES,
@@ -121,7 +123,7 @@ class _Pending:
     tokens: int
     #: Arena offsets for the outputs, -1: inline.
     outputs: tuple[int, ...]
-    #: Bytes of the frame's body, kept alive by the inputs.
+    #: Bytes of the frame's body, kept alive by the inputs, and of the outputs that will be inline.
     held_bytes: int
 
 
@@ -133,8 +135,11 @@ class Session(Link):
         self._server = server
         self._arena: Mapping | None = None
         self._greeted = False
-        #: Requests the backend has not answered, by the client's id.
+        #: Requests without an answer on its way, by the client's id.
         self._pending: dict[int, _Pending] = {}
+        #: Answers that wait until the client has read others.
+        self._waiting: deque[tuple[int, Answer]] = deque()
+        #: Inline tensor bytes of all pending: inputs, and outputs to come.
         self._held_bytes = 0
         self._asks = 0
         self._peer_pid = 0
@@ -181,6 +186,9 @@ class Session(Link):
         if self._hello_timer:
             self._hello_timer.cancel()
         pending, self._pending = self._pending, {}
+        for number, _ in self._waiting:
+            del pending[number]
+        self._waiting.clear()
         for entry in pending.values():
             self._server.backend.cancel(entry.handle)
         self._arena = None  # unmapped with the last array on it
@@ -228,7 +236,7 @@ class Session(Link):
         info = self._server.tenants.get(message.tenant)
         limits = self.limits
         if info is None:
-            raise InferError("unknown_tenant", f"there is no tenant {message.tenant!r}")
+            raise InferError("unknown_tenant", f"there is no tenant {show(message.tenant)}")
         if info.state != "ready":
             why = f": {info.reason}" if info.reason else ""
             raise InferError(info.state, f"tenant {info.name!r} is {info.state}{why}")
@@ -242,12 +250,12 @@ class Session(Link):
             )
         if len(self._pending) >= limits.open_requests:
             raise InferError("window_full", f"open requests: {len(self._pending)} are the limit")
-        if self._held_bytes + len(body) > limits.held_bytes:
-            raise InferError("memory", f"open requests hold {self._held_bytes} bytes already")
         rows, tokens = check_types(info, [(ref.dtype, ref.shape) for ref in message.inputs])
         inputs = take_tensors(message.inputs, body, self._arena)
         check_values(info, inputs)
-        self._check_outputs(info, message.outputs, rows, tokens)
+        held = len(body) + self._check_outputs(info, message.outputs, rows, tokens)
+        if self._held_bytes + held > limits.held_bytes:
+            raise InferError("memory", f"open requests hold {self._held_bytes} bytes already")
         handle = self._server.next_handle()
         return (
             SubmitRequest(
@@ -260,30 +268,48 @@ class Session(Link):
                 message.budget_ns,
                 message.priority,
             ),
-            _Pending(handle, info, rows, tokens, message.outputs, len(body)),
+            _Pending(handle, info, rows, tokens, message.outputs, held),
         )
 
     def _check_outputs(
         self, info: TenantInfo, offsets: tuple[int, ...], rows: int, tokens: int
-    ) -> None:
+    ) -> int:
+        """Bytes of the outputs that will be inline."""
         if len(offsets) not in (0, len(info.outputs)):
             raise InferError(
                 MALFORMED, f"outputs: {len(offsets)} offsets, allowed: 0 or {len(info.outputs)}"
             )
-        if not offsets:
-            return
+        inline = 0
         refs = info.output_refs(rows, tokens)
-        for port, ref, offset in zip(info.outputs, refs, offsets, strict=True):
-            if offset >= 0:
-                if self._arena is None:
-                    raise InferError(MALFORMED, f"output {port.name!r}: there is no arena")
-                self._arena.view(ref.dtype, ref.shape, offset)
+        for port, ref, offset in zip(info.outputs, refs, offsets or (-1,) * len(refs), strict=True):
+            if offset < 0:
+                inline += ref.num_bytes
+                continue
+            if self._arena is None:
+                raise InferError(MALFORMED, f"output {port.name!r}: there is no arena")
+            self._arena.view(ref.dtype, ref.shape, offset)
+        allowed = self.limits.frame_bytes - self.limits.header_bytes
+        if inline > allowed:
+            raise InferError(TOO_LARGE, f"outputs: {inline} bytes, allowed: {allowed}")
+        return inline
 
     def answer(self, number: int, answer: Answer) -> None:
-        """Sends the answer of request `number`, unless the client is gone."""
-        entry = self._pending.pop(number, None)
-        if entry is None:
+        """Sends the answer of request `number`, as soon as the client has read enough of the
+        others, unless it is gone."""
+        if number not in self._pending:
             return
+        if self._waiting or (answer.outputs and self.is_full):
+            self._waiting.append((number, answer))
+        else:
+            self._answer(number, answer)
+
+    def on_room(self) -> None:
+        while self._waiting and not self.closed and not self.is_full:
+            self._answer(*self._waiting.popleft())
+            self.flush()
+
+    def _answer(self, number: int, answer: Answer) -> None:
+        entry = self._pending.pop(number)
         self._held_bytes -= entry.held_bytes
         try:
             if answer.reason:
@@ -301,7 +327,7 @@ class Session(Link):
         refs = entry.info.output_refs(entry.rows, entry.tokens)
         if len(outputs) != len(refs):
             raise InferError("internal", f"{len(outputs)} outputs computed, not {len(refs)}")
-        inline, size = [], 0
+        inline = []
         for index, (ref, output) in enumerate(zip(refs, outputs, strict=True)):
             if output.shape != ref.shape or DTYPE_NAMES.get(output.dtype) != ref.dtype:
                 raise InferError(
@@ -313,9 +339,6 @@ class Session(Link):
                 np.copyto(self._arena.view(ref.dtype, ref.shape, entry.outputs[index]), output)
             else:
                 inline.append(np.asarray(output, order="C"))
-                size += output.nbytes
-        if size + self.limits.header_bytes > self.limits.frame_bytes:
-            raise InferError(TOO_LARGE, f"outputs: {size} bytes do not fit into a frame")
         if entry.outputs:
             placed = zip(refs, entry.outputs, strict=True)
             refs = tuple([TensorRef(ref.dtype, ref.shape, offset) for ref, offset in placed])
@@ -345,7 +368,7 @@ class Session(Link):
             data = np.frombuffer(future.result(), np.uint8)
             self.send(Told(message.id), [data])
         elif isinstance(error, KeyError):
-            self._fail(message.id, InferError(MALFORMED, f"what: {message.what!r} is unknown"))
+            self._fail(message.id, InferError(MALFORMED, f"what: {show(message.what)} is unknown"))
         else:
             log.error("ask failed: what=%s", message.what, exc_info=error)
             self._fail(message.id, InferError("internal", f"{message.what} failed"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -37,13 +38,24 @@ def serve_until_interrupted(
     console: Console,
 ) -> None:  # fmt: skip
     port = ServeConfig.model_validate(config).http_options.port
+    _check_http(config, address)
     if address is None and not find_port(port):
         raise UpError(f"http_options.port: something listens on port {port} already")
     if haproxy:
         apply_serve_flags()
-    with _interruptible() as interrupted, _ray(address, console) as ray_url, _deployed(config):
+    with _interruptible() as interrupted, _ray(address, console) as ray_url:
+        if interrupted.is_set():
+            return
+        _serve(config, settings, ray_url, haproxy and address is None, console, interrupted)
+
+
+def _serve(
+    config: dict[str, Any], settings: AppSettings, ray_url: str, shows_statistics: bool,
+    console: Console, interrupted: threading.Event,
+) -> None:  # fmt: skip
+    with _deployed(config):
         base = _base_url(config)
-        if haproxy and address is None:
+        if shows_statistics:
             ports = " and ".join(os.environ[name] for name in HAPROXY_PORTS)
             console.print(
                 f"HAProxy shows its statistics on ports {ports} of [bold]all interfaces[/bold]: "
@@ -54,6 +66,25 @@ def serve_until_interrupted(
             _print_urls(base, ray_url, settings, console)
             interrupted.wait()
         console.print("Shutting down.")
+
+
+def _check_http(config: dict[str, Any], address: str | None) -> None:
+    """What Serve finds out late or never, while `up` waits for an answer over HTTP."""
+    serve = ServeConfig.model_validate(config)
+    host = serve.http_options.host
+    if serve.proxy_location == "Disabled":
+        raise UpError("proxy_location: Disabled serves no HTTP, which `coissue up` needs")
+    for index, application in enumerate(serve.applications):
+        if application.import_path == IMPORT_PATH and application.route_prefix is None:
+            raise UpError(f"applications.{index}.route_prefix: `coissue up` needs one, not null")
+    if address is None:
+        try:
+            family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family) as probe:
+                probe.bind(place)
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise UpError(f"http_options.host: {host!r} is no address here: {why}") from None
 
 
 @contextlib.contextmanager
@@ -106,11 +137,25 @@ def _ray(address: str | None, console: Console) -> Iterator[str]:
     except ConnectionError as error:
         raise UpError(f"no Ray at {address}: {' '.join(str(error).split())}") from None
     signal.signal(signal.SIGTERM, on_terminate)  # Ray took it
+    node = "" if address else ray.get_runtime_context().get_node_id()
     try:
         yield f"http://{context.dashboard_url}" if context.dashboard_url else ""
     finally:
         ray.shutdown()
         sweep_run_dirs()
+        if node:
+            _remove_haproxy_files(node)
+
+
+def _remove_haproxy_files(node: str) -> None:
+    """Of a node that is gone: Serve leaves them."""
+    from ray.serve._private import constants
+
+    for path in (
+        constants.RAY_SERVE_HAPROXY_CONFIG_FILE_LOC,
+        constants.RAY_SERVE_HAPROXY_SOCKET_PATH,
+    ):
+        shutil.rmtree(os.path.join(os.path.dirname(path), node), ignore_errors=True)
 
 
 def _check_reachable(address: str) -> None:

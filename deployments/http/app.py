@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import re
-import zlib
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from coissue.deployments.channel.checking import STALE, InferError
+from coissue.deployments.channel.checking import STALE, InferError, show
 from coissue.deployments.channel.frames import Refused
 from coissue.deployments.http import oip, page, plain, tensors
 from coissue.deployments.http.errors import INTERNAL, JSON, Answer, HttpError, malformed
+from coissue.deployments.http.intake import Due, Intake, IntakeLimits
 
 if TYPE_CHECKING:
     from coissue.deployments.channel.client import SchedulerClient
@@ -48,9 +49,7 @@ HTML: Final = (b"content-type", b"text/html; charset=utf-8")
 
 
 @dataclass(frozen=True)
-class HttpSettings:
-    #: Largest body, before and after decompression.
-    body_bytes: int = 64 * 1024 * 1024
+class HttpSettings(IntakeLimits):
     #: Tenant name -> pre- and postprocessing of its plain route.
     handlers: Mapping[str, Handler] = field(default_factory=dict)
     #: Instead of `handlers`, where they change: that of the version that is served.
@@ -71,12 +70,16 @@ class HttpApp:
         self, client_source: Callable[[], SchedulerClient | None], settings: HttpSettings
     ) -> None:
         self._client_source = client_source
-        #: May be replaced at any time.
         self.settings = settings
+        self._intake = Intake(settings)
         #: Answers of this replica by reason ("ok" or a key of `STATUS`), since its start.
         self.counts: Counter[str] = Counter()
         #: (tenant or "", reason) -> answers that the scheduler has not been told of.
         self._untold: Counter[tuple[str, str]] = Counter()
+
+    def configure(self, settings: HttpSettings) -> None:
+        """At any time; requests that are open keep what they hold."""
+        self.settings = self._intake.limits = settings
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,9 +90,7 @@ class HttpApp:
             self.counts["ok"] += 1
         except HttpError as error:
             self._count(scope["path"], error)
-            # The rest of the body was not read: the connection cannot be used again.
-            close = [(b"connection", b"close")] if error.reason == "too_large" else []
-            status, headers, body = error.answer(*close)
+            status, headers, body = error.answer()
         except asyncio.CancelledError:
             # The server noticed first that the client is gone.
             self.counts["client_gone"] += 1
@@ -141,7 +142,7 @@ class HttpApp:
             return await self._serve(self._plain, tenant[1], "", scope, receive)
         route = _ROUTES.get(path)
         if route is None:
-            raise HttpError("unknown_route", f"no route {path!r}")
+            raise HttpError("unknown_route", f"no route {show(path)}")
         _check_verb(scope, "GET")
         return await route(self, scope)
 
@@ -151,71 +152,59 @@ class HttpApp:
         self, form: Form, name: str, version: str, scope: Message, receive: Receive
     ) -> Answer:
         """One inference; from the start, if a new version took over before the scheduler had it."""
+        arrived_ns = time.monotonic_ns()
         info = _check_ready(self._tenant(name, version))
         headers: HeaderMap = dict(scope["headers"])
-        body = await self._body(headers, receive)
-        while True:
-            try:
-                return await form(info, headers, body)
-            except HttpError as error:
-                if error.reason != STALE:
-                    raise
-                fresh = _check_ready(self._tenant(name, version))
-                if fresh is info:
-                    raise
-                info = fresh
+        with self._intake.open() as body:
+            given = await body.read(headers, receive)
+            while True:
+                try:
+                    return await form(info, headers, given, arrived_ns)
+                except HttpError as error:
+                    if error.reason != STALE:
+                        raise
+                    fresh = _check_ready(self._tenant(name, version))
+                    if fresh is info:
+                        raise
+                    info = fresh
 
-    async def _infer(self, info: TenantInfo, headers: HeaderMap, body: bytes) -> Answer:
-        call = oip.parse_infer(info, body, headers.get(oip.LENGTH_HEADER))
-        budget_ns = call.budget_ns or _slo_header(headers)
-        outputs = await self._run(info, call.inputs, budget_ns, call.priority)
-        return oip.format_infer(info, call, outputs)
+    async def _infer(
+        self, info: TenantInfo, headers: HeaderMap, given: bytes, arrived_ns: int
+    ) -> Answer:
+        call = oip.parse_infer(info, given, headers.get(oip.LENGTH_HEADER))
+        due = _due(info, call.budget_ns or _slo_header(headers), arrived_ns)
+        outputs = await self._run(info, call.inputs, due, call.priority)
+        in_json = {port.name: outputs[port.name] for port, binary in call.outputs if not binary}
+        large = await tensors.encode_large(in_json, is_flat=True)
+        return due.keep(oip.format_infer(info, call, outputs, large))
 
-    async def _plain(self, info: TenantInfo, headers: HeaderMap, body: bytes) -> Answer:
-        budget_ns = _slo_header(headers)
+    async def _plain(
+        self, info: TenantInfo, headers: HeaderMap, given: bytes, arrived_ns: int
+    ) -> Answer:
+        due = _due(info, _slo_header(headers), arrived_ns)
         if headers.get(b"content-type", b"").startswith(b"application/octet-stream"):
-            inputs = plain.parse_raw(info, body)
-            return plain.format_raw(await self._run(info, inputs, budget_ns, 0))
+            inputs = plain.parse_raw(info, given)
+            return due.keep(plain.format_raw(await self._run(info, inputs, due, 0)))
         handler = self.settings.handler_of(info)
         if handler is not None:
-            payload = plain.parse_payload(body)
+            payload = plain.parse_payload(given)
             inputs = tensors.conform(info, await handler.preprocess(payload))
-            outputs = await self._run(info, inputs, budget_ns, 0)
-            return plain.format_payload(await handler.postprocess(outputs, payload))
-        inputs = plain.parse_json(info, body)
-        return plain.format_json(await self._run(info, inputs, budget_ns, 0))
+            outputs = await self._run(info, inputs, due, 0)
+            made = await handler.postprocess(outputs, payload)
+            return due.keep(plain.format_payload(await plain.encode_arrays(made)))
+        inputs = plain.parse_json(info, given)
+        outputs = await self._run(info, inputs, due, 0)
+        large = await tensors.encode_large(outputs)
+        return due.keep(plain.format_json(outputs, large))
 
-    async def _run(
-        self, info: TenantInfo, inputs: Any, budget_ns: int | None, priority: int
-    ) -> Any:
+    async def _run(self, info: TenantInfo, inputs: Any, due: Due, priority: int) -> Any:
         try:
             result = await self._client().infer(
-                info.name, inputs, budget_ns, priority, version=info.version
+                info.name, inputs, due.left_ns(), priority, version=info.version
             )
         except InferError as error:
             raise _as_http(error) from None
         return result.outputs
-
-    async def _body(self, headers: HeaderMap, receive: Receive) -> bytes:
-        limit = self.settings.body_bytes
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > 18 or int(length) > limit:
-            raise _too_large(limit)
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        parts = [body]
-        size = len(body)
-        while message["type"] == "http.request" and message.get("more_body") and size <= limit:
-            message = await receive()
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-        if message["type"] == "http.disconnect":
-            raise HttpError("client_gone", "the client left while sending")
-        if size > limit:
-            raise _too_large(limit)
-        body = body if len(parts) == 1 else b"".join(parts)
-        encoding = headers.get(b"content-encoding")
-        return body if encoding is None else decompress(body, encoding, limit)
 
     # --- who is there --------------------------------------------------------------------------
 
@@ -229,10 +218,11 @@ class HttpApp:
         info = self._client().directory.get(name)
         only = self.settings.tenants
         if info is None or (only is not None and name not in only):
-            raise HttpError("unknown_tenant", f"no tenant {name!r}")
+            raise HttpError("unknown_tenant", f"no tenant {show(name)}")
         if version and info.state == "ready" and version != str(info.version):
             raise HttpError(
-                "unknown_tenant", f"tenant {name!r} has version {info.version}, not {version!r}"
+                "unknown_tenant",
+                f"tenant {name!r} has version {info.version}, not {show(version)}",
             )
         return info
 
@@ -307,26 +297,6 @@ _ROUTES: Final[dict[str, Callable[[HttpApp, Message], Awaitable[Answer]]]] = {
 }
 
 
-def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
-    """The gzip or deflate (zlib) body; never holds more than `limit` bytes of it."""
-    if encoding == b"identity":
-        return body
-    bits = {b"gzip": 31, b"deflate": 15}.get(encoding.lower())
-    if bits is None:
-        name = encoding.decode("latin-1")
-        raise malformed(f"header Content-Encoding: {name!r} is not gzip or deflate")
-    inflater = zlib.decompressobj(bits)
-    try:
-        result = inflater.decompress(body, limit + 1)
-    except zlib.error:
-        raise malformed(f"body: not valid {encoding.decode()}") from None
-    if len(result) > limit:
-        raise _too_large(limit)
-    if not inflater.eof or inflater.unused_data:
-        raise malformed(f"body: the {encoding.decode()} data are truncated or followed by others")
-    return result
-
-
 def _slo_header(headers: HeaderMap) -> int | None:
     value = headers.get(b"x-slo-ms")
     if value is None:
@@ -340,7 +310,7 @@ def _slo_header(headers: HeaderMap) -> int | None:
 def _check_verb(scope: Message, verb: str) -> None:
     method = scope["method"]
     if method != verb and (method, verb) != ("HEAD", "GET"):
-        raise HttpError("wrong_verb", f"{method} is not possible here, use {verb}")
+        raise HttpError("wrong_verb", f"{method[:20]} is not possible here, use {verb}")
 
 
 def _check_ready(info: TenantInfo) -> TenantInfo:
@@ -356,8 +326,8 @@ def _as_http(error: InferError) -> HttpError:
     return made
 
 
-def _too_large(limit: int) -> HttpError:
-    return HttpError("too_large", f"body: larger than {limit} bytes")
+def _due(info: TenantInfo, budget_ns: int | None, arrived_ns: int) -> Due:
+    return Due(budget_ns or info.deadline_ns or oip.TIMEOUT_LIMIT_US * 1000, arrived_ns)
 
 
 def _json(value: Any) -> Answer:

@@ -27,6 +27,7 @@ STATUS: Final[dict[str, int]] = {
     "unknown_tenant": 404,
     "unknown_route": 404,
     "wrong_verb": 405,
+    "body_timeout": 408,
     "too_large": 413,
     # At admission: trying again later, or with a longer deadline, may succeed.
     "deadline": 429,
@@ -46,6 +47,7 @@ STATUS: Final[dict[str, int]] = {
     "restarting": 503,
     "stale": 503,
     "device_lost": 503,
+    "replica_full": 503,
     "loading": 503,
     "failed": 503,
     "tenant_failed": 503,
@@ -65,10 +67,14 @@ _OPENING: Final = re.compile(rb"\s*(\{\s*|\[[^\]{}]*)?")
 class HttpError(Exception):
     """An answer that is not 200. `reason` is a key of `STATUS`."""
 
-    def __init__(self, reason: str | Enum, message: str, retry_after_ns: int = 0) -> None:
+    def __init__(
+        self, reason: str | Enum, message: str, retry_after_ns: int = 0, *, closes: bool = False
+    ) -> None:
         super().__init__(message)
         self.reason: str = str(reason.value) if isinstance(reason, Enum) else reason
         self.retry_after_ns = retry_after_ns
+        #: The rest of the body is not read, so the connection cannot be used again.
+        self.closes = closes
         #: Answered by the scheduler, which then counted it.
         self.is_counted = False
 
@@ -76,8 +82,10 @@ class HttpError(Exception):
     def status(self) -> int:
         return STATUS.get(self.reason, 500)
 
-    def answer(self, *extra: tuple[bytes, bytes]) -> Answer:
-        headers: Headers = [JSON, *extra]
+    def answer(self) -> Answer:
+        headers: Headers = [JSON]
+        if self.closes:
+            headers.append((b"connection", b"close"))
         if self.status in RETRIABLE:
             # Whole seconds; never 0, which clients read as "at once".
             seconds = max(1, -(-self.retry_after_ns // 1_000_000_000))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import numpy as np
 
+from coissue.deployments.channel.checking import show
 from coissue.deployments.http import tensors
 from coissue.deployments.http.errors import JSON, RAW, Answer, Headers, explain, malformed
 from coissue.scheduler.window import PRIORITIES
@@ -40,15 +41,18 @@ class Parameters(msgspec.Struct, frozen=True):
     #: 0: the tenant's own; 1 is served first.
     priority: Annotated[int, msgspec.Meta(ge=0, le=PRIORITIES)] = 0
     binary_data_output: bool = False
+    sequence_id: int | str | None = None
 
 
 class InputParameters(msgspec.Struct, frozen=True):
     binary_data_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    shared_memory_region: str | None = None
 
 
 class OutputParameters(msgspec.Struct, frozen=True):
     binary_data: bool | None = None
     classification: Annotated[int, msgspec.Meta(ge=0)] = 0
+    shared_memory_region: str | None = None
 
 
 class InputTensor(msgspec.Struct):
@@ -102,6 +106,8 @@ def parse_infer(info: TenantInfo, body: bytes, header_length: bytes | None) -> C
         request = _BODY.decode(head)
     except tensors.DECODE_ERRORS as error:
         raise explain(error, given=head) from None
+    if request.parameters.sequence_id not in (None, 0, ""):
+        raise malformed("parameters.sequence_id: sequences are not supported")
     return Call(
         inputs=_inputs(info, request.inputs, tail, header_length is not None),
         outputs=_outputs(info, request),
@@ -133,8 +139,9 @@ def _inputs(
         port = ports.get(tensor.name)
         if port is None or tensor.name in result:
             what = "is given twice" if port else f"is no input, there are: {', '.join(ports)}"
-            raise malformed(f"{path}.name: {tensor.name!r} {what}")
+            raise malformed(f"{path}.name: {show(tensor.name)} {what}")
         _check_datatype(port, tensor.datatype, path)
+        _check_in_body(tensor.parameters, path)
         size = tensor.parameters.binary_data_size
         if size is None:
             result[port.name] = _json_input(info, port, tensor, path)
@@ -155,13 +162,18 @@ def _inputs(
     return result
 
 
+def _check_in_body(given: InputParameters | OutputParameters, path: str) -> None:
+    if given.shared_memory_region is not None:
+        raise malformed(f"{path}.parameters.shared_memory_region: shared memory is not supported")
+
+
 def _check_datatype(port: PortInfo, datatype: str, path: str) -> None:
     wanted = tensors.DATATYPES[port.dtype]
     if datatype == wanted:
         return
     if datatype == "BYTES":
         raise malformed(f"{path}.datatype: BYTES tensors are not supported, {wanted} is needed")
-    raise malformed(f"{path}.datatype: {datatype!r} where {wanted} is needed")
+    raise malformed(f"{path}.datatype: {show(datatype)} where {wanted} is needed")
 
 
 def _json_input(info: TenantInfo, port: PortInfo, tensor: InputTensor, path: str) -> np.ndarray:
@@ -186,11 +198,12 @@ def _outputs(info: TenantInfo, request: InferBody) -> list[tuple[PortInfo, bool]
             if port is None:
                 names = ", ".join(port.name for port in info.outputs)
                 raise malformed(
-                    f"outputs[{index}].name: {output.name!r} is no output or given twice, "
+                    f"outputs[{index}].name: {show(output.name)} is no output or given twice, "
                     f"there are: {names}"
                 )
             if output.parameters.classification:
                 raise malformed(f"outputs[{index}].parameters.classification: not supported")
+            _check_in_body(output.parameters, f"outputs[{index}]")
             binary = output.parameters.binary_data
             chosen.append((port, default if binary is None else binary))
     for port, binary in chosen:
@@ -199,7 +212,13 @@ def _outputs(info: TenantInfo, request: InferBody) -> list[tuple[PortInfo, bool]
     return chosen
 
 
-def format_infer(info: TenantInfo, call: Call, outputs: Mapping[str, np.ndarray]) -> Answer:
+def format_infer(
+    info: TenantInfo,
+    call: Call,
+    outputs: Mapping[str, np.ndarray],
+    large: Mapping[str, msgspec.Raw] | None = None,
+) -> Answer:
+    """`large`: outputs whose JSON is there already, see `tensors.encode_large`."""
     described: list[dict[str, Any]] = []
     tail: list[bytes] = []
     for port, binary in call.outputs:
@@ -213,7 +232,7 @@ def format_infer(info: TenantInfo, call: Call, outputs: Mapping[str, np.ndarray]
             tail.append(array.tobytes())
             item["parameters"] = {"binary_data_size": array.nbytes}
         else:
-            item["data"] = array.ravel().tolist()
+            item["data"] = (large or {}).get(port.name) or array.ravel().tolist()
         described.append(item)
     answer = {"model_name": info.name, "model_version": str(info.version), "outputs": described}
     if call.id is not None:

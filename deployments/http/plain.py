@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from coissue.deployments.channel.checking import show
 from coissue.deployments.http import tensors
 from coissue.deployments.http.errors import JSON, RAW, Answer, HttpError, explain, malformed
 
@@ -43,7 +44,7 @@ def parse_json(info: TenantInfo, body: bytes) -> dict[str, np.ndarray]:
     ports = {port.name: port for port in info.inputs}
     for name in given:
         if name not in ports:
-            raise malformed(f"inputs: {name!r} is no input, there are: {', '.join(ports)}")
+            raise malformed(f"inputs: {show(name)} is no input, there are: {', '.join(ports)}")
     return {
         name: tensors.from_json(
             ports[name], bytes(data), f"inputs.{name}", tensors.largest_count(ports[name], info)
@@ -70,8 +71,12 @@ def parse_payload(body: bytes) -> Any:
         raise explain(error, given=body) from None
 
 
-def format_json(outputs: Mapping[str, np.ndarray]) -> Answer:
-    lists = {name: array.tolist() for name, array in outputs.items()}
+def format_json(
+    outputs: Mapping[str, np.ndarray], large: Mapping[str, msgspec.Raw] | None = None
+) -> Answer:
+    """`large`: outputs whose JSON is there already, see `tensors.encode_large`."""
+    given = large or {}
+    lists = {name: given.get(name) or array.tolist() for name, array in outputs.items()}
     return 200, [JSON], msgspec.json.encode({"outputs": lists})
 
 
@@ -79,6 +84,14 @@ def format_raw(outputs: Mapping[str, np.ndarray]) -> Answer:
     (array,) = outputs.values()
     shape = ",".join(map(str, array.shape)).encode()
     return 200, [RAW, (b"x-shape", shape)], array.tobytes()
+
+
+async def encode_arrays(payload: Any) -> Any:
+    """The payload with the JSON of its large arrays in their place."""
+    if not isinstance(payload, dict):
+        return payload
+    arrays = {key: value for key, value in payload.items() if isinstance(value, np.ndarray)}
+    return {**payload, **await tensors.encode_large(arrays)}
 
 
 def format_payload(payload: Any) -> Answer:

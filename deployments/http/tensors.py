@@ -8,8 +8,9 @@ have no portable JSON form: they are binary only.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +30,8 @@ DATATYPES: Final = {
 }  # fmt: skip
 BINARY_ONLY: Final = frozenset({"f16", "bf16"})
 DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+#: Encoding so many numbers takes 1 to 3 ms: a loop has something else to do after that.
+VALUES_AT_ONCE: Final = 16_384
 _SCALARS: Final[dict[str, type]] = {"b": bool, "i": int, "u": int, "f": float}
 
 
@@ -127,6 +130,39 @@ def from_raw(info: TenantInfo, body: bytes) -> dict[str, np.ndarray]:
         raise malformed(f"{path}: {len(body)} bytes are not a whole number of {one}s of {unit}")
     shape = [dim.at(rows, tokens) for dim in port.shape]
     return {port.name: from_bytes(port, memoryview(body), path, shape)}
+
+
+async def encode_large(
+    arrays: Mapping[str, np.ndarray], *, is_flat: bool = False
+) -> dict[str, msgspec.Raw]:
+    """The JSON of those arrays that are too large to be encoded in one go, with turns for others
+    between. A thread would not do: both `tolist` and the encoder keep the interpreter's lock."""
+    made = {}
+    for name, array in arrays.items():
+        if array.size > VALUES_AT_ONCE:
+            text = bytearray()
+            for part in _encode_parts(array.ravel() if is_flat else array):
+                text += part
+                await asyncio.sleep(0)
+            made[name] = msgspec.Raw(text)
+    return made
+
+
+def _encode_parts(array: np.ndarray) -> Iterator[bytes]:
+    """JSON of the nested list, in pieces of up to `VALUES_AT_ONCE` values."""
+    rows = max(1, VALUES_AT_ONCE // max(1, math.prod(array.shape[1:])))
+    if array.size <= VALUES_AT_ONCE or array.ndim == 0:
+        yield msgspec.json.encode(array.tolist())
+        return
+    glue = b"["
+    for start in range(0, len(array), rows):
+        yield glue
+        glue = b","
+        if rows > 1 or array.ndim == 1:
+            yield msgspec.json.encode(array[start : start + rows].tolist())[1:-1]
+        else:
+            yield from _encode_parts(array[start])
+    yield b"]"
 
 
 def largest_count(port: PortInfo, info: TenantInfo) -> int:

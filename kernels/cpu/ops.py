@@ -186,14 +186,30 @@ def _permute(c: _Context) -> OpFunction:
     return lambda x: x.permute(dims)
 
 
+def _look_up(found: Callable[[], Tensor], table: Tensor, dim: int, index: Tensor) -> Tensor:
+    """What torch says of an index outside of the table differs by op, mode and size: here it is an
+    `IndexError`."""
+    try:
+        return found()
+    except RuntimeError as error:
+        size = table.shape[dim]
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < size:
+            raise IndexError(f"an index is outside of a table of {size}") from error
+        raise
+
+
+def _gather(c: _Context) -> OpFunction:
+    dim = c.dim()
+    return lambda x, i: _look_up(lambda: torch.gather(x, dim, i.long()), x, dim, i)
+
+
 def _embedding_bag(c: _Context) -> OpFunction:
     mode, fold = c.attrs["mode"], c.rank(1) != 2
 
     def run(table: Tensor, index: Tensor) -> Tensor:
-        if not fold:
-            return F.embedding_bag(index, table, mode=mode)
-        flat = F.embedding_bag(index.reshape(-1, index.shape[-1]), table, mode=mode)
-        return flat.reshape(*index.shape[:-1], table.shape[1])
+        bags = index.reshape(-1, index.shape[-1]) if fold else index
+        flat = _look_up(lambda: F.embedding_bag(bags, table, mode=mode), table, 0, index)
+        return flat.reshape(*index.shape[:-1], table.shape[1]) if fold else flat
 
     return run
 
@@ -252,7 +268,7 @@ _MAKERS: dict[str, Callable[[_Context], OpFunction]] = {
     "concat": lambda c: lambda *xs: torch.cat(xs, c.dim()),
     "flip": lambda c: partial(torch.flip, dims=c.dims()),
     "index": _index,
-    "gather": lambda c: lambda x, i: torch.gather(x, c.dim(), i.long()),
+    "gather": _gather,
     "embedding": lambda c: lambda table, index: F.embedding(index, table),
     "embedding_bag": _embedding_bag,
     "attention": lambda c: attention.make(c.attrs),

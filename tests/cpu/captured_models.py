@@ -250,6 +250,15 @@ def cells():
 
 
 @seeded
+def instances(affine=False, running=False):
+    norm = nn.InstanceNorm2d(3, affine=affine, track_running_stats=running)
+    if running:
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    return nn.Sequential(nn.Conv2d(2, 3, 3), norm), {"x": torch.randn(3, 2, 8, 8)}
+
+
+@seeded
 def top_two():
     class Top(nn.Module):
         def forward(self, x):

@@ -38,12 +38,16 @@ MODELS = {
     "by_hand": ({}, {"matmul": 2, "softmax": 1}),
     "halves": ({}, {"concat": 1, "slice": 2}),
     "cells": ({}, {"group_norm": 1}),
+    "instances": ({}, {"group_norm": 1}),
+    "instances_affine": ({"affine": True}, {"group_norm": 1}),
+    "instances_running": ({"running": True}, {"batch_norm": 1}),
     "signal": ({}, {"conv": 2, "adaptive_avg_pool": 1}),
     "lstm": ({"kind": "LSTM", "num_layers": 2, "bidirectional": True}, {"lstm": 1}),
     "gru": ({"kind": "GRU", "bias": False}, {"gru": 1}),
     "rnn": ({"kind": "RNN", "nonlinearity": "relu"}, {"rnn": 1}),
 }
 FACTORIES = {"lstm": "recurrent", "gru": "recurrent", "rnn": "recurrent"}
+FACTORIES |= {"instances_affine": "instances", "instances_running": "instances"}
 SIZES = ((1, 1), (2, 9), (4, 6))
 
 

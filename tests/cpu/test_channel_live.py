@@ -288,6 +288,70 @@ def test_a_frame_too_large_for_either_end_is_refused(run, folder):
     run(main())
 
 
+def test_outputs_too_large_for_a_frame_are_refused_before_the_model_runs(run, folder):
+    async def main():
+        backend = Adder()
+        port = PortInfo("sum", "f32", (R, *fixed(4000)))
+        backend.tenants.append(tenant("wide", outputs=(port,)))
+        limits = ChannelLimits(frame_bytes=1 << 18, arena_bytes=0)
+        async with Pair(Endpoint(path=str(folder / "s")), limits, backend) as pair:
+            with pytest.raises(InferError, match="outputs: 320000 bytes, allowed: 196608") as error:
+                await pair.client.infer("wide", inputs(20))
+            assert error.value.reason == "too_large"
+            assert backend.seen == []
+
+    run(main())
+
+
+def test_large_answers_wait_until_the_client_has_read(run, folder):
+    """Far more inline bytes than may be on the way at once: none is lost, nobody is dropped."""
+
+    async def main():
+        limits = ChannelLimits(arena_bytes=0, unread_bytes=1 << 18, unread_s=5.0)
+        async with Pair(Endpoint(path=str(folder / "s")), limits) as pair:
+            client, server = pair.client._connection, next(iter(pair.server.sessions))
+            sent = inputs(20_000)  # 640 KB there, 640 KB back
+            tasks = []
+            for count in range(1, 21):
+                tasks.append(asyncio.create_task(pair.client.infer("held", sent)))
+                await pair.backend.until(lambda n=count: len(pair.backend.held) == n)
+            client._transport.pause_reading()
+            for request, reply in pair.backend.held.values():
+                pair.backend.answer(request, reply)
+            small = asyncio.create_task(pair.client.infer("add", inputs()))
+            await asyncio.sleep(0.1)
+            assert server._waiting
+            assert server._transport.get_write_buffer_size() < 3 << 20
+            client._transport.resume_reading()
+            for result in await asyncio.gather(*tasks):
+                check_sum(result, sent)
+            check_sum(await small, inputs())
+            assert server._held_bytes == 0
+            assert pair.client._connection is client
+
+    run(main())
+
+
+def test_a_client_does_not_send_what_the_server_has_no_time_to_read(run, folder):
+    """One request is refused; the connection stays."""
+
+    async def main():
+        limits = ChannelLimits(arena_bytes=0, unread_bytes=1 << 18)
+        async with Pair(Endpoint(path=str(folder / "s")), limits) as pair:
+            server, sent = next(iter(pair.server.sessions)), inputs(20_000)
+            server._transport.pause_reading()
+            tasks = [asyncio.create_task(pair.client.infer("add", sent)) for _ in range(6)]
+            await asyncio.sleep(0.1)
+            server._transport.resume_reading()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            refused = [error for error in results if isinstance(error, InferError)]
+            assert 1 <= len(refused) < 6
+            assert {error.reason for error in refused} == {"memory"}
+            check_sum(await pair.client.infer("add", sent), sent)
+
+    run(main())
+
+
 def test_ask(run, folder):
     async def main():
         async with Pair(Endpoint(path=str(folder / "s"))) as pair:
@@ -570,35 +634,37 @@ def test_a_late_answer_for_a_client_that_is_gone(run, folder):
 
 
 def test_a_peer_that_does_not_read_is_dropped(run, folder):
-    """The server's memory for it is bounded by `unread_bytes` and one burst of answers."""
+    """The server's memory for it is bounded by `held_bytes`, and it has `unread_s`."""
 
     class Deaf(Link):
         lost = False
-
-        def on_open(self):
-            self._transport.pause_reading()
-            self.send(Hello(1))
 
         def on_lost(self):
             self.lost = True
 
     async def main():
-        limits = ChannelLimits(arena_bytes=0, unread_bytes=1 << 18)
+        limits = ChannelLimits(
+            arena_bytes=0, unread_bytes=1 << 18, held_bytes=1 << 20, unread_s=0.2
+        )
         async with Pair(Endpoint(path=str(folder / "s")), limits) as pair:
             deaf = Deaf(FROM_SERVER, ChannelLimits(), 1 << 20)
             loop = asyncio.get_running_loop()
             await loop.create_unix_connection(lambda: deaf, pair.endpoint.path)
+            deaf._transport.pause_reading()
+            deaf.send(Hello(1))
             arrays = [np.zeros((1000, 4), "f4")] * 2
             refs = tuple(TensorRef("f32", (1000, 4)) for _ in arrays)
             while len(pair.server.sessions) < 2:
                 await asyncio.sleep(0)
-            number = 0
-            while len(pair.server.sessions) == 2:
-                number += 1
-                assert number < 1000, "32 MB of answers, and the peer was not dropped"
+            session = list(pair.server.sessions)[1]
+            for number in range(200):
                 deaf.send(Infer(number, "add", 1, refs), arrays)
                 await asyncio.sleep(0)
-                await asyncio.sleep(0)
+            while len(pair.server.sessions) == 2:
+                assert session._held_bytes <= 1 << 20
+                await asyncio.sleep(0.01)
+            assert "read nothing for 0.2 s" in session.error
+            assert [entry.reason for entry in pair.backend.refused][:1] == ["memory"]
             check_sum(await pair.client.infer("add", inputs()), inputs())
             deaf.drop("done")
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import http.server
 import json
+import signal
 import subprocess
 import sys
 import threading
+import time
 from datetime import date
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -97,7 +100,7 @@ BAD = [
     (f"{ARGS}.tenants.1.model.x", 1, f"{T1}.model.x: unknown key"),
     (f"{ARGS}.tenants.1.limits", {"rows": 0}, f"{T1}.limits.rows: Input should be greater"),
     (f"{ARGS}.tenants.1.handler", {"use": "txt"}, f"{T1}.handler.use: no handler 'txt'"),
-    (f"{ARGS}.tenants.1.handler", {"use": "text"}, f"{T1}.handler.kwargs: missing a required"),
+    (f"{ARGS}.tenants.1.handler", {"use": "text"}, f"{T1}.handler.kwargs.tokenizer: Field req"),
     (f"{ARGS}.tenants.1.handler", {"use": "a:B"}, f"{T1}: handler.use 'a:B' is the tenant's own"),
     (
         f"{ARGS}.tenants.1.model",
@@ -250,6 +253,7 @@ def test_several_errors_are_counted(tmp_path):
         ('"\\udc00": 1', "not valid YAML: 'utf-8' codec can't encode character '\\udc00'"),
         ("a: " + "9" * 5000, "not valid YAML: "),
         ("[" * 5000, "not valid YAML: "),
+        ("applications: &x [*x]", "not valid YAML: more than 1000000 values, those of aliases in"),
     ],
 )
 def test_text_that_is_no_config(tmp_path, text, line):
@@ -420,3 +424,93 @@ def test_scalars_that_are_not_what_their_tag_says_are_one_line(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ConfigError, match="not valid YAML"):
         load_app_config(path)
+
+
+def test_aliases_that_mean_billions_are_refused_at_once(tmp_path):
+    levels = [f"{b}: &{b} [{','.join(['*' + a] * 10)}]" for a, b in pairwise("abcdefghi")]
+    text = "\n".join(["a: &a [x]", *levels, "applications: *i"])
+    started = time.monotonic()
+    code, line = validate(tmp_path, text)
+    assert (code, line) == (
+        1,
+        "not valid YAML: more than 1000000 values, those of aliases included",
+    )
+    assert time.monotonic() - started < 2
+
+
+def test_aliases_of_what_is_small_are_fine(tmp_path):
+    same = copy.deepcopy(CONFIG)
+    tenants = same["applications"][0]["args"]["tenants"]
+    tenants[1]["limits"] = tenants[0]["limits"] = {"rows": 4}
+    dumped = yaml.safe_dump(same)
+    assert "*id001" in dumped
+    assert validate(tmp_path, dumped) == (0, "ok: 2 tenants")
+
+
+@pytest.mark.parametrize(
+    ("deployment", "line"),
+    [
+        ({"name": "Nope"}, "name: there are: Control, Pool"),
+        ({"name": "Control", "num_replicas": 2}, "num_replicas: Control is one replica by design"),
+        ({"name": "Control", "num_replicas": "auto"}, "num_replicas: Control is one replica"),
+        ({"name": "Control", "autoscaling_config": {"max_replicas": 2}}, "num_replicas: Control"),
+        ({"name": "Pool", "max_ongoing_requests": 5}, "max_ongoing_requests: set args.pool.ongo"),
+        ({"name": "Pool", "num_replicas": 2}, None),
+    ],
+)
+def test_deployments_that_cannot_be_are_refused(tmp_path, deployment, line):
+    config = copy.deepcopy(CONFIG)
+    config["applications"][0]["deployments"] = [deployment]
+    code, said = validate(tmp_path, yaml.safe_dump(config))
+    if line is None:
+        assert (code, said) == (0, "ok: 2 tenants")
+    else:
+        assert said.startswith(f"applications.0.deployments.0.{line}")
+
+
+@pytest.mark.parametrize("name", ["", "a/b c", "-a", "a" * 65, "a\n"])
+def test_names_of_applications(tmp_path, name):
+    config = copy.deepcopy(CONFIG)
+    config["applications"][0]["name"] = name
+    assert validate(tmp_path, yaml.safe_dump(config))[1].startswith(
+        "applications.0.name: 1 to 64 of A-Z a-z 0-9 . _ - are possible, not "
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"http_options": {"host": "nosuchhost.invalid"}}, "http_options.host: 'nosuchhost.inva"),
+        ({"http_options": {"host": "203.0.113.7"}}, "http_options.host: '203.0.113.7' is no addr"),
+        ({"proxy_location": "Disabled"}, "proxy_location: Disabled serves no HTTP"),
+    ],
+)
+def test_up_says_at_once_what_serve_finds_out_late(change, line):
+    with pytest.raises(up.UpError) as error:
+        up._check_http({**CONFIG, **change}, None)
+    assert str(error.value).startswith(line)
+    up._check_http(CONFIG, None)
+
+
+def test_up_needs_a_route():
+    config = copy.deepcopy(CONFIG)
+    config["applications"][0]["route_prefix"] = None
+    with pytest.raises(up.UpError, match=r"applications\.0\.route_prefix: `coissue up` needs one"):
+        up._check_http(config, None)
+
+
+def test_an_early_ctrl_c_leaves_no_traceback():
+    """While everything is still being imported."""
+    script = (
+        "import os, signal, sys\n"
+        "from coissue.deployments.cli import entry\n"
+        "class Finder:\n"
+        "    def find_spec(name, path, target=None):\n"
+        "        if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+        "entry.run()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -31,3 +33,29 @@ def test_no_two_clusters_share_a_fallback_proxy(apply):
 def test_flags_of_the_user_win(apply):
     given = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": "12345", "RAY_worker_niceness": "5"}
     assert given.items() <= apply(**given).items()
+
+
+def test_of_two_that_start_together_one_gets_the_port(apply):
+    """Neither listens yet, so looking is not enough."""
+    port = discovery.find_port(0)
+    claim = (
+        "import sys; from coissue.deployments.discovery import claim_port; "
+        "print(claim_port(int(sys.argv[1])), flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", claim, str(port)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as one, subprocess.Popen(command, **pipes) as two:
+        got = sorted(int(process.stdout.readline()) for process in (one, two))
+        assert discovery.claim_port(port) == 0
+    assert got == [0, port]
+    assert discovery.claim_port(port) == port  # given back when its process ended
+    assert discovery.claim_port(port) == port
+    discovery._CLAIMS.pop(port).close()
+
+
+def test_statistics_ports_are_free_ones_where_the_usual_are_claimed(apply, monkeypatch):
+    monkeypatch.setattr(discovery, "claim_port", lambda port: 0)
+    given = apply()
+    for name, port in discovery.HAPROXY_PORTS.items():
+        assert given[name] not in ("0", str(port))
+    assert apply(**given).items() >= given.items()

@@ -11,7 +11,14 @@ import pytest
 from http_fakes import Server
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from coissue.deployments.handlers import Classes, LoadedHandlers, Text, classify, load_handler
+from coissue.deployments.handlers import (
+    Classes,
+    LoadedHandlers,
+    Text,
+    check_handler,
+    classify,
+    load_handler,
+)
 from coissue.deployments.http.errors import HttpError
 from coissue.deployments.settings import HandlerSettings, TenantSettings
 
@@ -219,9 +226,9 @@ def test_own_handler_faults(team, caplog):
     ("use", "kwargs", "sentence"),
     [
         ("nothing", {}, "handler.use: no handler 'nothing', there are: classes, text, or pkg.mod"),
-        ("text", {}, "handler.kwargs: missing a required argument: 'tokenizer'"),
+        ("text", {}, "handler.kwargs.tokenizer: Field required"),
         ("text", {"tokenizer": "/none"}, "handler text cannot be loaded: no tokenizer file"),
-        ("classes", {"labels": [], "x": 1}, "handler.kwargs: got an unexpected keyword argument"),
+        ("classes", {"labels": [], "x": 1}, "handler.kwargs.x: Extra inputs are not permitted"),
         ("no_such_module:X", {}, "handler no_such_module:X cannot be loaded: No module named"),
         ("team_code:X", {}, "handler team_code:X cannot be loaded: module 'team_code' has no"),
         ("team_code:Team", {"q": 1}, "handler team_code:Team cannot be loaded: "),
@@ -246,9 +253,38 @@ def test_a_changed_handler_is_loaded_beside_the_one_that_is_served():
     loaded, old, new = LoadedHandlers(), tenant("a"), tenant("a", "b")
     loaded.expect([plain, old])
     served = loaded.find("classes", old.handler.model_dump_json())
-    assert isinstance(served, Classes)
+    assert isinstance(served._handler, Classes)
     loaded.expect([plain, new])
     assert loaded.find("classes", old.handler.model_dump_json()) is served
     assert loaded.find("classes", new.handler.model_dump_json()) is not served
     loaded.expect([plain])
     assert loaded.find("classes", old.handler.model_dump_json()) is not served
+
+
+def test_a_handler_of_ours_that_fails_is_named(caplog):
+    handler = load_handler(HandlerSettings(use="classes", kwargs={"labels": ["a"]}))
+    handler._handler._labels = 1  # as if the check had let it pass
+    reply = Server(handlers={"m": handler}).post("/tenants/m", {"inputs": {"x": [[1, 2, 3, 4]]}})
+    assert (reply.status, reply.error) == (
+        500,
+        "handler classes failed in postprocess: TypeError",
+    )
+
+
+@pytest.mark.parametrize(
+    ("use", "kwargs", "sentence"),
+    [
+        ("classes", {"labels": 1}, "kwargs.labels: Input should be a valid tuple, not '1'"),
+        ("classes", {"labels": [["a"], {}]}, "kwargs.labels.0: Input should be a valid string"),
+        ("classes", {"labels": ["a"], "input": 3}, "kwargs.input: Input should be a valid string"),
+        ("text", {"tokenizer": 5}, "kwargs.tokenizer: Input should be a valid string, not '5'"),
+        ("text", {"tokenizer": "t", "max_tokens": "8"}, "kwargs.max_tokens: Input should be a v"),
+        ("text", {"tokenizer": "t", "max_tokens": -1}, "kwargs.max_tokens: Input should be gre"),
+        ("text", {"tokenizer": "t", "labels": "ab"}, "kwargs.labels: Input should be a valid t"),
+        ("text", {"tokenizer": "t", "inputs": {"idz": "x"}}, "kwargs.inputs.idz"),
+        ("text", {"tokenizer": "t", "inputs": {"ids": 1}}, "kwargs.inputs.ids: Input should be"),
+    ],
+)
+def test_wrong_kwargs_are_named_before_anything_is_loaded(use, kwargs, sentence):
+    wrong = check_handler(HandlerSettings(use=use, kwargs=kwargs))
+    assert wrong.startswith(sentence)

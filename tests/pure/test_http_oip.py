@@ -125,7 +125,7 @@ BAD = [
     ),
     (
         with_(data=None, parameters={"shared_memory_region": "r"}),
-        "inputs[0]: neither data nor parameters.binary_data_size is given",
+        "inputs[0].parameters.shared_memory_region: shared memory is not supported",
     ),
 ]
 

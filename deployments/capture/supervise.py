@@ -1,0 +1,139 @@
+"""One capture in processes of its own: bounded in time and output, and nothing of it is left after.
+
+The server forks a supervisor for each job, and that forks the child that runs the tenant's code, in
+a session of its own, so that signals to its process group reach nobody else. A supervisor adopts
+whatever its descendants leave behind (`PR_SET_CHILD_SUBREAPER`), also what made itself a session,
+and ends it; the server does so for its supervisors. All die with their parent. What tenant code may
+still do, being of the same user, is kill any of these by its pid: whoever asked tries again once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+#: The exit status of a model that cannot be captured, whatever the reason.
+REFUSED: Final = 3
+#: Of a sentence that the server passes on; escaped as JSON, it stays below PIPE_BUF.
+ERROR_CHARS_MAX: Final = 550
+#: What a capture prints goes to the log up to here.
+OUTPUT_BYTES_MAX: Final = 256 * 1024
+END_SECONDS_MAX: Final = 5.0
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+Work = Callable[[], tuple[int, dict[str, Any]]]
+
+
+def adopt_orphans() -> None:
+    """What descendants of this process leave behind becomes a child of it."""
+    _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with(parent: int) -> None:
+    """At once, if it is dead already."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def find_children() -> list[int]:
+    """Living children of this process, and those that have not been waited for."""
+    own, found = os.getpid(), []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = Path(f"/proc/{entry}/stat").read_bytes()
+            except OSError:
+                continue
+            if int(stat.rpartition(b")")[2].split()[1]) == own:
+                found.append(int(entry))
+    return found
+
+
+def end_children() -> None:
+    """Kill all descendants. Those of a child that dies are adopted, so it goes on until none is."""
+    until = time.monotonic() + END_SECONDS_MAX
+    while (children := find_children()) and time.monotonic() < until:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:  # all gone, or nobody has to wait for them
+            pass
+        time.sleep(0.005)
+
+
+def supervise(work: Work, folder: str, answers: int, seconds: float, server: int) -> NoReturn:
+    """In a child of `server`: runs the job in a child of its own and tells how it ended.
+
+    The answer comes by file, so that nothing the tenant's code leaves running (it inherits every
+    descriptor) can hold it back.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with(server)
+    adopt_orphans()
+    told = Path(folder + ".answer")
+    told.unlink(missing_ok=True)
+    own = os.getpid()
+    output, printed = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        die_with(own)
+        os.close(answers)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for descriptor in (1, 2):
+            os.dup2(printed, descriptor)
+        status, line = work()
+        told.write_text(json.dumps({**line, "status": status}))
+        os._exit(0)
+    os.close(printed)
+    why = _watch(child, output, seconds)
+    end_children()
+    try:
+        line = json.loads(told.read_text())
+    except (OSError, ValueError):
+        line = {"error": f"capture {why}", "status": REFUSED}
+    if len(line.get("error", "")) > ERROR_CHARS_MAX:
+        line["error"] = line["error"][:ERROR_CHARS_MAX] + " ..."
+    # One write of less than PIPE_BUF: lines of several supervisors do not mix.
+    line = {key: line[key] for key in ("error", "status") if key in line} | {"folder": folder}
+    os.write(answers, json.dumps(line).encode() + b"\n")
+    os._exit(0)
+
+
+def _watch(child: int, output: int, seconds: float) -> str:
+    """Passes on what it prints until it ends, or has had its time. Says how it ended."""
+    until = time.monotonic() + seconds
+    ended = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.register(output, select.POLLIN)
+    left = OUTPUT_BYTES_MAX
+    while True:
+        ready = {entry for entry, _ in poll.poll(max(0, round(1000 * (until - time.monotonic()))))}
+        if output in ready:
+            data = os.read(output, 65_536)
+            if not data:
+                poll.unregister(output)
+            os.write(2, data[:left])
+            if len(data) > left > 0:
+                os.write(2, b"\ncapture: the rest of what it prints is left out\n")
+            left = max(0, left - len(data))
+        if ended in ready and (output not in ready or not left):
+            return f"ended: {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}"
+        if time.monotonic() >= until:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return f"took longer than {seconds:.0f} s"

@@ -1,0 +1,190 @@
+"""What a replica takes in at once: requests, bodies being read, and the bytes of those it holds.
+
+Each has a bound, and what is beyond it is refused at once: a client that sends slowly or much can
+take the place of others for `body_seconds`, not for ever. Serve lets more requests in than
+`ongoing` (see `SPARE`), so a refusal and the routes without a body never wait behind the bodies.
+Nothing here blocks; all of it belongs to the replica's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from coissue.deployments.channel.checking import show
+from coissue.deployments.http.errors import Answer, HttpError, malformed
+from coissue.deployments.settings import BODY_BYTES_PER_SECOND, MIB
+
+#: Requests that Serve lets into a replica beyond `ongoing`: to be refused, or without a body.
+SPARE: Final = 512
+BUSY_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class IntakeLimits:
+    #: Largest body, before and after decompression.
+    body_bytes: int = 64 * MIB
+    #: A body has this long to come, and a second more for each `BODY_BYTES_PER_SECOND` of it.
+    body_seconds: float = 10.0
+    #: Requests with a body at once.
+    ongoing: int = 512
+    #: Bytes of bodies at once, from the first byte until the request is answered.
+    held_bytes: int = 512 * MIB
+
+    @property
+    def reading(self) -> int:
+        """Bodies being read at once: the rest of `ongoing` stays for those that came whole."""
+        return max(1, self.ongoing * 3 // 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """When a request came to this replica, and how long it may take from there."""
+
+    budget_ns: int
+    #: As `time.monotonic_ns` counts.
+    arrived_ns: int = field(default_factory=time.monotonic_ns)
+
+    def left_ns(self) -> int:
+        """Never 0: raises once the deadline has passed."""
+        left = self.budget_ns - (time.monotonic_ns() - self.arrived_ns)
+        if left <= 0:
+            raise HttpError("expired", "the deadline passed before the request was done")
+        return left
+
+    def keep(self, answer: Answer) -> Answer:
+        """The answer, if it is in time."""
+        self.left_ns()
+        return answer
+
+
+class Intake:
+    """Counts what is in the replica now."""
+
+    def __init__(self, limits: IntakeLimits) -> None:
+        self.limits = limits
+        self.ongoing = 0
+        self.reading = 0
+        self.held_bytes = 0
+
+    @contextmanager
+    def open(self) -> Iterator[Body]:
+        """Around one request with a body; what its body holds is given back at the end."""
+        if self.ongoing >= self.limits.ongoing:
+            raise self._full("window_full", f"{self.ongoing} requests are open in this replica")
+        self.ongoing += 1
+        body = Body(self)
+        try:
+            yield body
+        finally:
+            self.ongoing -= 1
+            self.held_bytes -= body.held_bytes
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        if self.reading >= self.limits.reading:
+            raise self._full("replica_full", f"{self.reading} bodies are on the way already")
+        self.reading += 1
+        try:
+            yield
+        finally:
+            self.reading -= 1
+
+    def hold(self, num_bytes: int) -> None:
+        if self.held_bytes + num_bytes > self.limits.held_bytes:
+            held = f"bodies: {self.held_bytes} bytes are held in this replica"
+            raise self._full("memory", f"{held}, allowed: {self.limits.held_bytes}")
+        self.held_bytes += num_bytes
+
+    @staticmethod
+    def _full(reason: str, message: str) -> HttpError:
+        return HttpError(reason, message, BUSY_NS, closes=True)
+
+
+class Body:
+    """The body of one request."""
+
+    __slots__ = ("_intake", "held_bytes")
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self.held_bytes = 0
+
+    def _hold(self, num_bytes: int) -> None:
+        self._intake.hold(num_bytes)
+        self.held_bytes += num_bytes
+
+    async def read(
+        self, headers: Mapping[bytes, bytes], receive: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> bytes:
+        limit = self._intake.limits.body_bytes
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 18 or int(length) > limit:
+            raise too_large(limit)
+        with self._intake.read():
+            body = await self._receive(receive)
+        encoding = headers.get(b"content-encoding")
+        if encoding is None:
+            return body
+        plain = decompress(body, encoding, limit)
+        self._hold(len(plain))
+        return plain
+
+    async def _receive(self, receive: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
+        limits = self._intake.limits
+        started = asyncio.get_running_loop().time()
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout_at(started + limits.body_seconds) as clock:
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise HttpError("client_gone", "the client left while sending")
+                    part: bytes = message.get("body", b"")
+                    self._hold(len(part))
+                    parts.append(part)
+                    size += len(part)
+                    if size > limits.body_bytes:
+                        raise too_large(limits.body_bytes)
+                    if not message.get("more_body"):
+                        return part if len(parts) == 1 else b"".join(parts)
+                    more_seconds = size / BODY_BYTES_PER_SECOND
+                    clock.reschedule(started + limits.body_seconds + more_seconds)
+        except TimeoutError:
+            seconds = limits.body_seconds + size / BODY_BYTES_PER_SECOND
+            raise HttpError(
+                "body_timeout",
+                f"body: {size} bytes and no end of it in {seconds:.0f} s",
+                closes=True,
+            ) from None
+
+
+def too_large(limit: int) -> HttpError:
+    # The rest of the body is not read: the connection cannot be used again.
+    return HttpError("too_large", f"body: larger than {limit} bytes", closes=True)
+
+
+def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
+    """The gzip or deflate (zlib) body; never holds more than `limit` bytes of it."""
+    if encoding == b"identity":
+        return body
+    bits = {b"gzip": 31, b"deflate": 15}.get(encoding.lower())
+    if bits is None:
+        name = show(encoding.decode("latin-1"))
+        raise malformed(f"header Content-Encoding: {name} is not gzip or deflate")
+    inflater = zlib.decompressobj(bits)
+    try:
+        result = inflater.decompress(body, limit + 1)
+    except zlib.error:
+        raise malformed(f"body: not valid {encoding.decode()}") from None
+    if len(result) > limit:
+        raise too_large(limit)
+    if not inflater.eof or inflater.unused_data:
+        raise malformed(f"body: the {encoding.decode()} data are truncated or followed by others")
+    return result
