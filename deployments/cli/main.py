@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.parse
@@ -47,7 +48,8 @@ def validate(file: ConfigFile, strict: bool = False) -> None:
         typer.echo(f"{file}: {'' if strict else 'warning: '}{line}", err=True)
     if strict and missing:
         raise typer.Exit(1)
-    typer.echo(f"ok: {len(settings.tenants)} tenants")
+    count = len(settings.tenants)
+    typer.echo(f"ok: {count} tenant{'s' if count > 1 else ''}")
 
 
 @app.command()
@@ -141,18 +143,24 @@ def replay(
     typer.echo(f"the same commands throughout: {', '.join(outcomes)}")
 
 
-def fetch_status(url: str, timeout_s: float = 5.0) -> dict[str, Any]:
-    """`GET /status`. Raises `OSError` or `ValueError`."""
+def fetch(url: str, timeout_s: float) -> bytes:
+    """`GET url`. Raises `OSError` or `ValueError`."""
     _ = urllib.parse.urlsplit(url).port  # a `ValueError` where `int` would take 1_0
-    request = urllib.request.Request(
-        url.rstrip("/") + "/status", headers={"accept": "application/json"}
-    )
+    request = urllib.request.Request(url, headers={"accept": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            answer = json.load(response)
+            found: bytes = response.read()
+            return found
     except urllib.error.HTTPError as error:
         with error:
             raise ValueError(f"HTTP {error.code}") from None
+    except http.client.HTTPException:
+        raise ValueError("what listens there does not speak HTTP") from None
+
+
+def fetch_status(url: str, timeout_s: float = 5.0) -> dict[str, Any]:
+    """`GET /status`. Raises `OSError` or `ValueError`."""
+    answer = json.loads(fetch(url.rstrip("/") + "/status", timeout_s))
     if not isinstance(answer, dict) or not isinstance(answer.get("tenants"), list):
         raise ValueError("this is not coissue")
     return answer

@@ -150,3 +150,11 @@ def test_product_is_under_its_size_budget():
 @pytest.mark.parametrize("edges", [KERNEL_EDGES, REQUEST_EDGES], ids=["kernel", "request"])
 def test_state_diagrams_are_in_step_with_the_tables(edges):
     assert render_diagram(edges).strip() in (ROOT / "ARCHITECTURE.md").read_text()
+
+
+@pytest.mark.parametrize("verb", ["gpu", "golden"])
+def test_verbs_without_anything_to_do_say_so(verb):
+    if (ROOT / "tests" / verb).is_dir():
+        pytest.skip("there is something to do")
+    run = subprocess.run(["make", verb], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith(f"Nothing to do yet: there is no tests/{verb}, because ")

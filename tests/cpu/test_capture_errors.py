@@ -2,12 +2,15 @@
 
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import _VF, nn
 
+from coissue.deployments.capture.architectures import ARCHITECTURES
 from coissue.deployments.capture.artifact import CaptureError
 from coissue.deployments.capture.pipeline import capture
 from coissue.deployments.settings import Limits, ModelSettings
@@ -118,6 +121,11 @@ def checkpoint(tmp_path, tensors, architecture="mlp", **kwargs):
     return ModelSettings(checkpoint=str(path), architecture=architecture, kwargs=kwargs)
 
 
+def test_the_settings_know_all_architectures():
+    (known, _) = get_args(ModelSettings.model_fields["architecture"].annotation)
+    assert set(get_args(known)) == set(ARCHITECTURES)
+
+
 def test_checkpoint_errors_name_the_tensors(tmp_path):
     good = {name: t.clone() for name, t in nn.Sequential(nn.Linear(4, 2)).state_dict().items()}
     error = refuse(checkpoint(tmp_path, {"0.weight": good["0.weight"]}, sizes=[4, 2]))
@@ -126,8 +134,8 @@ def test_checkpoint_errors_name_the_tensors(tmp_path):
     assert str(error) == "model.checkpoint: has unexpected 1.weight"
     error = refuse(checkpoint(tmp_path, good | {"0.bias": torch.zeros(3)}, sizes=[4, 2]))
     assert str(error) == "model.checkpoint: 0.bias is [3], the architecture has [2]"
-    error = refuse(checkpoint(tmp_path, good, "vgg"))
-    assert str(error).startswith("model.architecture: no 'vgg' (there are: bert, minilm, mlp")
+    with pytest.raises(ValidationError, match="Input should be 'bert', 'minilm', 'mlp' or 'res"):
+        checkpoint(tmp_path, good, "vgg")
     error = refuse(checkpoint(tmp_path, good, size=[4, 2]))
     assert str(error).startswith("model.kwargs: mlp: TypeError")
     error = refuse(ModelSettings(checkpoint=str(tmp_path / "none"), architecture="mlp"))

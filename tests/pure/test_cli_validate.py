@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import http.server
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -141,6 +142,12 @@ BAD = [
     ("applications.0.deployments", [{"nam": 1}], "applications.0.deployments.0.nam: unknown key"),
     ("http_options.prot", 1, "http_options.prot: unknown key"),
     ("http_options.port", "high", "http_options.port: Input should be a valid integer, not 'high'"),
+    ("http_options.port", 0, "http_options.port: Input should be greater than or equal to 1, not"),
+    (
+        f"{ARGS}.tenants.1.model",
+        {"checkpoint": "x", "architecture": "zzz"},
+        f"{T1}.model.architecture: Input should be 'bert', 'minilm', 'mlp' or 'resnet18', not 'zzz",
+    ),
     ("http_options.port", 70_000, "http_options.port: Input should be less than or equal to 65535"),
     ("logging_config.access_log", 1, "logging_config.access_log: unknown key"),
     ("proxy_location", "Here", "proxy_location: Input should be 'Disabled', 'HeadOnly' or"),
@@ -228,10 +235,86 @@ def test_every_level_is_strict_and_every_number_has_two_bounds(level):
     check(level.model_json_schema(), level.__name__)
 
 
-def test_several_errors_are_counted(tmp_path):
+def errors(config):
+    with pytest.raises(ConfigError) as caught:
+        config_file._check(config)
+    return str(caught.value).splitlines()
+
+
+def test_every_error_has_its_line(tmp_path):
     config = copy.deepcopy(CONFIG)
-    config["applications"][0]["args"]["tenants"][0] = {}
-    assert validate(tmp_path, yaml.safe_dump(config))[1].endswith("(and 2 more)")
+    config["applications"][0]["args"]["tenants"][0] = {"slo": 3}
+    lines = [f"{ARGS}.tenants.0.{end}" for end in ("name: missing", "model: missing")]
+    slo = f"{ARGS}.tenants.0.slo: Input should be a valid string, not 3"
+    assert errors(config) == [*lines, slo]
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(config))
+    result = RUNNER.invoke(app, ["validate", str(path)])
+    assert result.output.splitlines() == [f"{path}: {line}" for line in [*lines, slo]]
+
+
+def test_at_most_twenty_errors_are_shown():
+    config = copy.deepcopy(CONFIG)
+    config["applications"][0]["args"]["tenants"] = [{"slo": "x"}] * 12
+    lines = errors(config)
+    assert len(lines) == 21
+    assert lines[-1] == "and 4 more"
+
+
+def test_the_only_tenant_with_one_wrong_key_is_one_error():
+    """Without its only item the list is too short, too: that is not a second error."""
+    config = copy.deepcopy(CONFIG)
+    del config["applications"][0]["args"]["tenants"][1]
+    config["applications"][0]["args"]["tenants"][0]["share"] = "lots"
+    (line,) = errors(config)
+    assert line.startswith(f"{ARGS}.tenants.0.share: Input should be a valid number")
+    assert line.endswith(", not 'lots'")
+
+
+def test_a_misspelled_key_is_one_error():
+    config = copy.deepcopy(CONFIG)
+    tenant = config["applications"][0]["args"]["tenants"][0]
+    tenant["modle"] = tenant.pop("model")
+    assert errors(config) == [f"{ARGS}.tenants.0.modle: unknown key, 'model' is missing"]
+
+
+def test_errors_of_the_whole_have_their_lines_too():
+    config = copy.deepcopy(CONFIG)
+    first, second = config["applications"][0]["args"]["tenants"]
+    first["slo"], second["name"] = "slow", "a"
+    slo, name = errors(config)
+    assert slo.startswith(f"{ARGS}.tenants.0.slo: no class 'slow'")
+    assert name == f"{ARGS}.tenants.1.name: 'a' is there twice"
+    for tenant in (first, second):
+        tenant |= {"slo": "fast", "handler": {"use": "txt"}}
+    second["name"] = "b"
+    paths = [line.partition(": ")[0] for line in errors(config)]
+    assert paths == [f"{ARGS}.tenants.{index}.handler.use" for index in (0, 1)]
+
+
+def test_one_tenant_is_not_tenants(tmp_path):
+    config = copy.deepcopy(CONFIG)
+    del config["applications"][0]["args"]["tenants"][1]
+    assert validate(tmp_path, yaml.safe_dump(config)) == (0, "ok: 1 tenant")
+
+
+@pytest.mark.parametrize(
+    ("import_path", "said"),
+    [
+        ("typo.app:app", "no module 'typo' here"),
+        ("json:dumsp", "no 'dumsp' in module 'json' here"),
+        ("json.dumps", None),
+        ("json:dumps", None),
+    ],
+)
+def test_the_import_path_of_another_application_is_looked_for(tmp_path, import_path, said):
+    config = copy.deepcopy(CONFIG)
+    config["applications"].append({"name": "own", "import_path": import_path})
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(config))
+    result = RUNNER.invoke(app, ["validate", str(path), "--strict"])
+    assert result.exit_code == bool(said)
+    assert result.stderr == (f"{path}: applications.1.import_path: {said}\n" if said else "")
 
 
 @pytest.mark.parametrize(
@@ -401,6 +484,23 @@ def test_status_errors_are_one_line(serve, status, body, line):
     result = RUNNER.invoke(app, ["status", "--url", serve(status, body)])
     assert result.exit_code == 1
     assert line in result.output.splitlines()[-1]
+
+
+def test_a_port_that_does_not_speak_http_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet():
+            with server.accept()[0] as peer:
+                peer.sendall(b"+OK ready\r\n")
+                peer.recv(1000)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        result = RUNNER.invoke(app, ["status", "--url", url])
+        thread.join()
+    assert result.exit_code == 1
+    assert result.output == f"{url}: no status: what listens there does not speak HTTP\n"
 
 
 @pytest.mark.parametrize("port", ["1_0", "\u0661", "\xb2", "high", "70000"])
