@@ -156,5 +156,7 @@ def test_state_diagrams_are_in_step_with_the_tables(edges):
 def test_verbs_without_anything_to_do_say_so(verb):
     if (ROOT / "tests" / verb).is_dir():
         pytest.skip("there is something to do")
-    run = subprocess.run(["make", verb], cwd=ROOT, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        ["make", "--no-print-directory", verb], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert run.stdout.startswith(f"Nothing to do yet: there is no tests/{verb}, because ")
