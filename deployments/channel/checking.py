@@ -92,7 +92,10 @@ def _check_types(info: TenantInfo, given: Sequence[tuple[str, tuple[int, ...]]])
 
 
 def check_values(info: TenantInfo, arrays: Sequence[np.ndarray]) -> None:
-    """Refuses NaN and Inf in the inputs (in the tenant's order) if the tenant wants that."""
+    """Refuses an index beyond its table in the inputs (in the tenant's order), and NaN and Inf if
+    the tenant wants that."""
+    for place, port in info.lookups:
+        _check_indices(port, arrays[place])
     if info.nan == "allow":
         return
     for port, array in zip(info.inputs, arrays, strict=True):
@@ -104,6 +107,16 @@ def check_values(info: TenantInfo, arrays: Sequence[np.ndarray]) -> None:
             raise InferError(
                 MALFORMED, f"input {port.name!r}: has NaN or Inf, allowed: finite values"
             )
+
+
+def _check_indices(port: PortInfo, array: np.ndarray) -> None:
+    """Alone, such a request would fail; beside others it would make their launch be repeated."""
+    values = array.view(f"u{array.itemsize}")  # a negative one is a huge one
+    if values.size and values.max() >= port.below:
+        first = array.flat[np.flatnonzero(values >= port.below)[0]]
+        raise InferError(
+            MALFORMED, f"input {port.name!r}: index {first}, allowed: 0 to {port.below - 1}"
+        )
 
 
 def render_shape(shape: Sequence[Dim]) -> str:

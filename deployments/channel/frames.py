@@ -85,6 +85,8 @@ class PortInfo(msgspec.Struct, frozen=True):
     name: str
     dtype: str
     shape: tuple[Dim, ...]
+    #: An input whose values are looked up in a table: 0 to this, exclusive. 0: none that is known.
+    below: int = 0
 
     def at(self, rows: int, tokens: int) -> tuple[int, ...]:
         """The shape for a request of `rows` rows of `tokens` tokens."""
@@ -125,6 +127,11 @@ class TenantInfo(msgspec.Struct, frozen=True, dict=True):
     def sizes(self) -> dict[Any, tuple[int, int]]:
         """(R, T) by the inputs' types that were found to be in order; see `checking`."""
         return {}
+
+    @cached_property
+    def lookups(self) -> tuple[tuple[int, PortInfo], ...]:
+        """(place, port) of the inputs that are looked up in a table."""
+        return tuple((place, port) for place, port in enumerate(self.inputs) if port.below)
 
     @cached_property
     def _outputs(self) -> dict[tuple[int, int], tuple[TensorRef, ...]]:
