@@ -12,6 +12,8 @@ function loops over the tokens. While it runs, the calls that `nn.LSTM` and its 
 from __future__ import annotations
 
 import contextlib
+import linecache
+import os
 import re
 import traceback
 from collections.abc import Callable, Iterator
@@ -162,7 +164,10 @@ def _explain(error: Exception, module: Flat | None) -> CaptureError:
     """One sentence of what `torch.export` says in pages."""
     where, kind = _find_module(error, module), type(error).__name__
     if kind.startswith("GuardOnDataDependent"):
-        return CaptureError("control flow that depends on values cannot be served", where=where)
+        line = _find_line(error, module)
+        return CaptureError(
+            f"control flow that depends on values cannot be served{line}", where=where
+        )
     lines = [line.strip(" -\t") for line in str(error).splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith(("Not all values", "You marked"))]
     text = re.sub(
@@ -190,6 +195,18 @@ def _find_module(error: BaseException, module: Flat | None) -> str:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         found = names.get(id(frame.f_locals.get("self")), found)
     return shorten_path(found)
+
+
+def _find_line(error: BaseException, module: Flat | None) -> str:
+    """The line of a module's method that the error's traceback comes to last."""
+    parts = set(map(id, module.inner.modules())) if module is not None else set()
+    found = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if id(frame.f_locals.get("self")) in parts:
+            file = frame.f_code.co_filename
+            text = linecache.getline(file, number).strip()
+            found = f": line {number} of {os.path.basename(file)}, {text[:100]!r}"
+    return found
 
 
 def shorten_path(path: str) -> str:

@@ -21,7 +21,7 @@ import msgspec
 
 from coissue.deployments.channel.checking import InferError
 from coissue.deployments.channel.frames import Refused
-from coissue.deployments.http import oip, page, plain, tensors
+from coissue.deployments.http import oip, own, page, plain, tensors
 from coissue.deployments.http.errors import INTERNAL, JSON, Answer, HttpError, malformed
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class HttpApp:
     ) -> None:
         self._client_source = client_source
         self._settings = settings
+        #: A scheduler has told of tenants: from then on, others are unknown.
+        self._has_heard = False
         #: Answers of this replica by reason ("ok" or a key of `STATUS`), since its start.
         self.counts: Counter[str] = Counter()
         #: (tenant or "", reason) -> answers that the scheduler has not been told of.
@@ -117,7 +119,7 @@ class HttpApp:
         path: str = scope["path"]
         root = scope.get("root_path")
         if root and path.startswith(root):
-            path = path[len(root) :]
+            path = path[len(root) :] or "/"
         model = _MODEL.fullmatch(path)
         if model is not None:
             name, version, action = model.groups("")
@@ -132,7 +134,7 @@ class HttpApp:
             return await self._plain(_check_ready(self._tenant(tenant[1])), scope, receive)
         route = _ROUTES.get(path)
         if route is None:
-            raise HttpError("unknown_route", f"no route {path!r}")
+            raise HttpError("unknown_route", f"no route {scope['path']!r}")
         _check_verb(scope, "GET")
         return await route(self, scope)
 
@@ -201,8 +203,11 @@ class HttpApp:
         return client
 
     def _tenant(self, name: str, version: str = "") -> TenantInfo:
-        info = self._client().directory.get(name)
-        only = self._settings.tenants
+        known, only = self._client().directory, self._settings.tenants
+        self._has_heard = self._has_heard or bool(known)
+        if not self._has_heard:
+            raise HttpError("restarting", "the scheduler is starting: no tenant is known yet")
+        info = known.get(name)
         if info is None or (only is not None and name not in only):
             raise HttpError("unknown_tenant", f"no tenant {name!r}")
         if version and info.state == "ready" and version != str(info.version):
@@ -242,11 +247,19 @@ class HttpApp:
         return _json({"models": [info.name for info in self._shown()]})
 
     async def _metrics(self, scope: Message) -> Answer:
-        return 200, [TEXT], await self._ask("metrics")
+        only, text = self._settings.tenants, await self._ask("metrics")
+        return 200, [TEXT], text if only is None else own.keep_metrics(text, only)
+
+    async def _timeline(self, scope: Message) -> Answer:
+        if self._settings.tenants is not None:
+            raise HttpError("unknown_route", f"no route {scope['path']!r}: it shows all tenants")
+        return 200, [JSON], await self._ask("timeline")
 
     async def _status(self, scope: Message) -> Answer:
         try:
             scheduler = msgspec.json.decode(await self._ask("status"))
+            if self._settings.tenants is not None:
+                scheduler = own.keep_status(scheduler, self._settings.tenants)
         except HttpError as error:
             scheduler = {"error": str(error)}
         status = page.status(self._shown(), scheduler, self.counts)
@@ -277,6 +290,7 @@ _ROUTES: Final[dict[str, Callable[[HttpApp, Message], Awaitable[Answer]]]] = {
     "/": HttpApp._status,
     "/status": HttpApp._status,
     "/metrics": HttpApp._metrics,
+    "/timeline": HttpApp._timeline,
     "/healthz": HttpApp._live,
     "/readyz": HttpApp._ready,
 }

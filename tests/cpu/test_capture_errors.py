@@ -1,5 +1,6 @@
 """Every refusal is a sentence with the op and the module path where they are known."""
 
+import re
 import sys
 from pathlib import Path
 from typing import get_args
@@ -76,6 +77,13 @@ def test_refused_module(name):
     error = refuse(ModelSettings(factory="refused_models:refused", kwargs={"name": name}))
     assert words in str(error)
     assert (error.op, error.where) == (op, where)
+
+
+def test_control_flow_on_values_is_named_by_its_line_where_the_module_has_no_path():
+    error = refuse(ModelSettings(factory="refused_models:gate"))
+    assert error.where == ""
+    said = r"cannot be served: line \d+ of refused_models.py, 'return x if x.sum\(\) > 0 else -x'"
+    assert re.search(said, str(error))
 
 
 @pytest.mark.parametrize("name", BROKEN)
