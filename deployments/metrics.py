@@ -267,10 +267,17 @@ class SchedulerMetrics:
         return generate_latest(self.registry)
 
     def serve(self, port: int) -> WSGIServer | None:
-        """Prometheus' endpoint on 127.0.0.1; port 0 takes a free one. None if it is in use."""
+        """Prometheus' endpoint on 127.0.0.1; port 0, or one in use, takes a free one."""
         try:
             server, _ = start_http_server(port, "127.0.0.1", self.registry)
         except OSError as error:
-            logger.error("scheduler.metrics_port %d cannot be used: %s", port, error.strerror)
-            return None
+            if port == 0:
+                logger.error("no port for metrics: %s", error.strerror)
+                return None
+            server = self.serve(0)
+            taken = server.server_port if server else "none"
+            logger.warning(
+                "scheduler.metrics_port=%d cannot be used: %s; taken instead: %s",
+                port, error.strerror, taken,
+            )  # fmt: skip
         return server

@@ -1,7 +1,8 @@
-"""The command line `coissue`. Errors are one line; Ray only inside `up`."""
+"""The command line `coissue`. Errors are lines with what is wrong; Ray only inside `up`."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import urllib.error
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coissue.deployments.config_file import ConfigError, find_missing, load_app_config
+from coissue.deployments.discovery import choose_serve_flags
 from coissue.deployments.settings import AppSettings
 
 app = typer.Typer(
@@ -23,6 +25,7 @@ app = typer.Typer(
 )  # fmt: skip
 console = Console()
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="A Serve config.")]
+Url = Annotated[str, typer.Option(help="Where the application is served.")]
 COLORS = {"ready": "green", "failed": "red"}
 
 
@@ -62,12 +65,24 @@ def up(
         str | None,
         typer.Option(
             envvar="RAY_ADDRESS",
-            help="A Ray cluster that runs already; without it, `up` starts a Ray of its own.",
+            help="A Ray cluster that runs already; without it, a Ray of its own is started.",
         ),
     ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65_535, help="Instead of the file's http_options.port."),
+    ] = None,
 ) -> None:
-    """Serve a config in the foreground until Ctrl-C."""
+    """Serve a config in the foreground until Ctrl-C.
+
+    In a cluster that runs already (--address) the applications of others stay as they are; one of
+    the same name or route is refused. Ctrl-C takes down only what was started here. HTTP is where
+    Serve of that cluster listens, whatever http_options says.
+    """
     config, settings = load(file)
+    if port is not None:
+        config["http_options"] = {**config.get("http_options", {}), "port": port}
+    address = None if address == "local" else address
     from coissue.deployments.cli.up import UpError, serve_until_interrupted
 
     try:
@@ -77,11 +92,35 @@ def up(
 
 
 @app.command()
-def status(
-    url: Annotated[str, typer.Option(help="Where the application is served.")] = (
-        "http://127.0.0.1:8000"
-    ),
+def flags() -> None:
+    """Print the environment that Serve runs best with (HAProxy in front), for `serve deploy`.
+
+    Use it on every node before Ray starts: eval "$(coissue flags)" && ray start --head
+    """
+    for name, value in choose_serve_flags().items():
+        typer.echo(f"export {name}={value}")
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="Where it is written.")],
+    url: Url = "http://127.0.0.1:8000",
 ) -> None:
+    """Save the timeline of a running application: its last launches and requests."""
+    try:
+        data = fetch(url.rstrip("/") + "/timeline", 60.0)
+        count = len(json.loads(data)["traceEvents"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        fail(f"{url}: no timeline: {getattr(error, 'reason', error)}")
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        fail(f"{file}: {error.strerror}")
+    typer.echo(f"{file}: {count} events; open it in https://ui.perfetto.dev")
+
+
+@app.command()
+def status(url: Url = "http://127.0.0.1:8000") -> None:
     """Show the tenants of a running application."""
     try:
         answer = fetch_status(url)
@@ -152,8 +191,10 @@ def fetch(url: str, timeout_s: float) -> bytes:
             found: bytes = response.read()
             return found
     except urllib.error.HTTPError as error:
-        with error:
-            raise ValueError(f"HTTP {error.code}") from None
+        said = ""
+        with error, contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            said = f": {json.load(error)['error']}"
+        raise ValueError(f"HTTP {error.code}{said}") from None
     except http.client.HTTPException:
         raise ValueError("what listens there does not speak HTTP") from None
 

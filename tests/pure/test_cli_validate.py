@@ -486,6 +486,34 @@ def test_status_errors_are_one_line(serve, status, body, line):
     assert line in result.output.splitlines()[-1]
 
 
+def test_trace_saves_the_timeline(serve, tmp_path):
+    data = b'{"traceEvents": [{"ph": "M"}, {"ph": "X"}]}'
+    url, path = serve(200, data), tmp_path / "trace.json"
+    result = RUNNER.invoke(app, ["trace", str(path), "--url", url])
+    assert (result.exit_code, path.read_bytes()) == (0, data)
+    assert result.output == f"{path}: 2 events; open it in https://ui.perfetto.dev\n"
+    result = RUNNER.invoke(app, ["trace", str(tmp_path / "no" / "trace.json"), "--url", url])
+    assert result.exit_code == 1
+    assert result.output == f"{tmp_path}/no/trace.json: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "line"),
+    [
+        (404, b'{"error": "no route"}', "no timeline: HTTP 404: no route"),
+        (502, b"<html>", "no timeline: HTTP 502"),
+        (200, b"[]", "no timeline: "),
+    ],
+)
+def test_trace_without_a_timeline_is_one_line(serve, tmp_path, status, body, line):
+    url, path = serve(status, body), tmp_path / "trace.json"
+    result = RUNNER.invoke(app, ["trace", str(path), "--url", url])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"{url}: {line}")
+    assert len(result.output.splitlines()) == 1
+    assert not path.exists()
+
+
 def test_a_port_that_does_not_speak_http_is_one_line():
     with socket.create_server(("127.0.0.1", 0)) as server:
 
