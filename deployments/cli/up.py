@@ -113,7 +113,8 @@ def _ray(address: str | None, console: Console) -> Iterator[str]:
             **options,
         )
     except ConnectionError as error:
-        raise UpError(f"no Ray at {address}: {' '.join(str(error).split())}") from None
+        token = "" if os.environ.get("RAY_AUTH_MODE") else " (does it want RAY_AUTH_MODE=token?)"
+        raise UpError(f"no Ray at {address}: {' '.join(str(error).split())}{token}") from None
     signal.signal(signal.SIGTERM, on_terminate)  # Ray took it
     try:
         yield f"http://{context.dashboard_url}" if context.dashboard_url else ""

@@ -63,6 +63,11 @@ def test_process_writes_an_artifact_that_repeats(tmp_path):
         assert (out / name).read_bytes() == (again / name).read_bytes()
 
 
+def test_the_example_of_the_minimal_config_is_captured():
+    artifact = capture(ModelSettings(factory="coissue.deployments.examples:ranker"), LIMITS)
+    assert [port.name for port in artifact.program.inputs] == ["features"]
+
+
 def test_process_answers_a_refusal_with_one_line(tmp_path):
     done, out = run(tmp_path, ModelSettings(factory="refused_models:refused",
                                             kwargs={"name": "no_such_op"}))  # fmt: skip

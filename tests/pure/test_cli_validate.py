@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from datetime import date
+from pathlib import Path
 
 import pytest
 import yaml
@@ -368,6 +369,20 @@ def test_validate_loads_neither_ray_nor_torch(tmp_path):
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["ok: 2 tenants", "[]"]
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize("name", ["minimal", "demo", "backbone", "empty"])
+def test_shipped_configs_are_good(tmp_path, monkeypatch, name):
+    """The minimal one from any folder, whatever is there."""
+    if name == "minimal":
+        monkeypatch.chdir(tmp_path)
+    options = ["--strict"] if name == "minimal" else []
+    result = RUNNER.invoke(app, ["validate", str(CONFIGS / f"{name}.yaml"), *options])
+    assert (result.exit_code, result.stdout[:4]) == (0, "ok: ")
+    assert name != "minimal" or result.stderr == ""
 
 
 # --- what is not on this machine ----------------------------------------------------------------
