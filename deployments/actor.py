@@ -47,12 +47,6 @@ class SchedulerActor:
     def timeline(self) -> bytes:
         return self._host.ask("timeline")
 
-    def status(self) -> bytes:
-        return self._host.ask("status")
-
-    def metrics(self) -> bytes:
-        return self._host.ask("metrics")
-
     def stop(self) -> None:
         self._host.stop()
 

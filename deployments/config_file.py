@@ -12,9 +12,9 @@ import os
 import re
 import sys
 from collections.abc import Hashable
-from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated, Any, Final, Literal
 
 import yaml
@@ -24,7 +24,6 @@ from coissue.deployments.handlers import check_handler
 from coissue.deployments.settings import AppSettings
 
 IMPORT_PATH: Final = "coissue.deployments.app:build"
-#: So many errors of a file are shown.
 ERRORS_MAX: Final = 20
 
 
@@ -126,8 +125,7 @@ def load_app_config(path: str | Path) -> tuple[dict[str, Any], AppSettings]:
         config = _read_yaml(Path(path))
         return config, _check(config)
     except ConfigError as error:
-        lines = str(error).splitlines()
-        raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from None
+        raise ConfigError(indent(str(error), f"{path}: ")) from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -168,9 +166,8 @@ def _check(config: dict[str, Any]) -> AppSettings:
         settings = AppSettings.model_validate(args)
     except ValidationError as error:
         raise ConfigError(_explain(error, where, args)) from None
-    handlers = {index: t.handler for index, t in enumerate(settings.tenants) if t.handler}
-    wrong = {index: check_handler(handler) for index, handler in handlers.items()}
-    lines = [f"{where}.tenants.{index}.handler.{text}" for index, text in wrong.items() if text]
+    checked = ((i, t.handler and check_handler(t.handler)) for i, t in enumerate(settings.tenants))
+    lines = [f"{where}.tenants.{index}.handler.{wrong}" for index, wrong in checked if wrong]
     if lines:
         raise ConfigError(_join(lines))
     return settings
@@ -188,46 +185,24 @@ def _explain(error: ValidationError, where: str, given: Any) -> str:
     for path in [path for path, (first, *_) in found.items() if first["type"] == "too_short"]:
         if any(other.startswith(f"{path}.") for other in found):
             del found[path]  # what is wrong in its items is why it has too few of them
-    meant = _find_misspelled(found)
     lines: list[str] = []
     for path, errors in found.items():
-        if path == where and errors[0]["type"] == "value_error":
-            # A check of the whole application: a line for each path below it.
-            said = errors[0]["msg"].removeprefix("Value error, ")
-            lines += [f"{path}.{line}" for line in said.splitlines()]
-        elif path not in meant.values():
-            lines.append(_one_line(path, errors, meant.get(path, "")))
+        said = " or ".join(one["msg"] for one in errors).removeprefix("Value error, ")
+        said = said.replace(" or Input should be", " or")
+        first, kind = errors[0], errors[0]["type"]
+        if kind in _SENTENCES:
+            said = _SENTENCES[kind]
+        elif kind not in ("value_error", "too_short"):
+            said += f", not {_show(first['input'])}"
+        # A check of the whole application has a line for each path below it.
+        glue = "." if kind == "value_error" and path == where else ": "
+        lines += [f"{path}{glue}{line}" for line in said.splitlines()]
     return _join(lines)
 
 
 def _join(lines: list[str]) -> str:
     more = [f"and {len(lines) - ERRORS_MAX} more"] if len(lines) > ERRORS_MAX else []
     return "\n".join(lines[:ERRORS_MAX] + more)
-
-
-def _find_misspelled(found: dict[str, list[Any]]) -> dict[str, str]:
-    """Path of an unknown key -> path of the key that is missing beside it and looks like it."""
-    missing = [path for path, (first, *_) in found.items() if first["type"] == "missing"]
-    unknown = [path for path, (first, *_) in found.items() if first["type"] == "extra_forbidden"]
-    meant = {path: get_close_matches(path, missing, 1, 0.8) for path in unknown}
-    return {
-        path: close[0]
-        for path, close in meant.items()
-        if close and close[0].rpartition(".")[0] == path.rpartition(".")[0]
-    }
-
-
-def _one_line(path: str, errors: list[Any], meant: str) -> str:
-    first, kind = errors[0], errors[0]["type"]
-    said = [one["msg"] for one in errors]
-    sentence = " or ".join(said).replace(" or Input should be", " or").removeprefix("Value error, ")
-    if kind in _SENTENCES:
-        sentence = _SENTENCES[kind] + (
-            f", {meant.rpartition('.')[2]!r} is missing" if meant else ""
-        )
-    elif kind not in ("value_error", "too_short"):
-        sentence += f", not {_show(first['input'])}"
-    return f"{path}: {sentence}".replace("\n", " ")
 
 
 def _path(error: Any, where: str, given: Any) -> str:
@@ -253,13 +228,10 @@ def _show(value: Any) -> str:
 def find_missing(config: dict[str, Any], settings: AppSettings) -> list[str]:
     """What the config names and this machine lacks, with the path of its key."""
     paths = [app["import_path"] for app in config["applications"]]
-    where = paths.index(IMPORT_PATH)
-    named: dict[str, Any] = {
-        f"applications.{index}.import_path": path
-        for index, path in enumerate(paths)
-        if index != where
-    }
-    args = f"applications.{where}.args"
+    ours = paths.index(IMPORT_PATH)
+    args = f"applications.{ours}.args"
+    named: dict[str, Any] = {f"applications.{i}.import_path": p for i, p in enumerate(paths)}
+    del named[f"applications.{ours}.import_path"]
     named[f"{args}.scheduler.secret_file"] = settings.scheduler.secret_file
     for index, tenant in enumerate(settings.tenants):
         at, handler = f"{args}.tenants.{index}", tenant.handler
@@ -274,10 +246,10 @@ def find_missing(config: dict[str, Any], settings: AppSettings) -> list[str]:
 
 
 def _find_lack(key: str, place: str) -> str:
-    """`pkg.mod:name` is looked for as `coissue up` would, but nothing of it is imported or run."""
+    """`pkg.mod:name` (or `pkg.mod.name`, as Ray takes it) is looked for as `coissue up` would, but
+    nothing of it is imported or run."""
     if not key.endswith((".factory", ".use", ".import_path")):
         return "" if os.path.exists(place) else f"no file {place!r}"
-    # Ray takes `pkg.mod.name` too.
     module, _, name = place.partition(":") if ":" in place else place.rpartition(".")
     at, full, finders = [os.getcwd(), *sys.path], "", [f for f in sys.meta_path if f != PathFinder]
     for part in module.split("."):

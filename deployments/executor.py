@@ -32,8 +32,6 @@ Reply = Callable[[Answer], None]
 BAD_INDEX = "an input leads to an index that is outside of the table it looks up"
 #: How torch says so where it does not raise an `IndexError`.
 _OUTSIDE: Final = re.compile(r"is out of bounds for dimension|is not in the valid range")
-#: Requests known to be malformed whose records are not taken: more are not remembered.
-MALFORMED_MAX: Final = 65_536
 #: What a client is told when the core says no more than the reason.
 SENTENCES = {
     "deadline": "predicted to finish after its deadline: not queued",
@@ -85,7 +83,7 @@ class DeviceExecutor:
         self._put_out = put_out
         #: Every request that has no answer yet.
         self._running: dict[RequestId, Running] = {}
-        #: Failed by the client's mistake; whoever takes their records removes them.
+        #: Failed by the client's mistake; whoever takes their records removes them (`metrics`).
         self.malformed: set[RequestId] = set()
         self._reader = Reader()
 
@@ -137,7 +135,7 @@ class DeviceExecutor:
         if complete.outcome is Outcome.COMPLETED:
             running.reply(self._read(running))
         else:
-            if complete.message == BAD_INDEX and len(self.malformed) < MALFORMED_MAX:
+            if complete.message == BAD_INDEX:
                 self.malformed.add(complete.request)
             running.reply(refuse(complete))
         if complete.outcome is Outcome.REJECTED:  # no `free` follows unless it had been admitted

@@ -271,13 +271,7 @@ class SchedulerMetrics:
         try:
             server, _ = start_http_server(port, "127.0.0.1", self.registry)
         except OSError as error:
-            if port == 0:
-                logger.error("no port for metrics: %s", error.strerror)
-                return None
-            server = self.serve(0)
-            taken = server.server_port if server else "none"
-            logger.warning(
-                "scheduler.metrics_port=%d cannot be used: %s; taken instead: %s",
-                port, error.strerror, taken,
-            )  # fmt: skip
+            server = self.serve(0) if port else None
+            said = "scheduler.metrics_port=%d cannot be used: %s; taken instead: %s"
+            logger.warning(said, port, error.strerror, server and server.server_port)
         return server

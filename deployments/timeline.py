@@ -21,11 +21,9 @@ TENANT_TRACK: Final = 2
 
 
 class Timeline:
-    """Keeps the newest records, up to `limit` of each kind."""
+    """Keeps the newest records, up to `limit` of each kind: some 20 MB, which one answer carries."""
 
-    def __init__(self, limit: int = 50_000, bytes_max: int = 24 << 20) -> None:
-        #: Less than a connection of the channel may have unread.
-        self._bytes_max = bytes_max
+    def __init__(self, limit: int = 16_384) -> None:
         self._launches: deque[LaunchRecord] = deque(maxlen=limit)
         self._requests: deque[RequestRecord] = deque(maxlen=limit)
 
@@ -34,19 +32,12 @@ class Timeline:
         self._requests.extend(requests)
 
     def render(self, describe: Callable[[SignatureId], str]) -> bytes:
-        """The trace as JSON, without the oldest records if it would not fit into one answer.
-        `describe` names a signature in words."""
-        launches, requests = list(self._launches), list(self._requests)
-        while True:
-            events = list(name_tracks())
-            events += [launch_event(record, describe) for record in launches]
-            for request in requests:
-                events += request_events(request)
-            trace = msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
-            if len(trace) <= self._bytes_max:
-                return trace
-            launches = launches[(len(launches) + 1) // 2 :]
-            requests = requests[(len(requests) + 1) // 2 :]
+        """The trace as JSON. `describe` names a signature in words."""
+        events = list(name_tracks())
+        events += [launch_event(record, describe) for record in tuple(self._launches)]
+        for request in tuple(self._requests):
+            events += request_events(request)
+        return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
 def name_tracks() -> Iterator[dict[str, Any]]:

@@ -12,8 +12,6 @@ function loops over the tokens. While it runs, the calls that `nn.LSTM` and its 
 from __future__ import annotations
 
 import contextlib
-import linecache
-import os
 import re
 import traceback
 from collections.abc import Callable, Iterator
@@ -164,10 +162,10 @@ def _explain(error: Exception, module: Flat | None) -> CaptureError:
     """One sentence of what `torch.export` says in pages."""
     where, kind = _find_module(error, module), type(error).__name__
     if kind.startswith("GuardOnDataDependent"):
-        line = _find_line(error, module)
-        return CaptureError(
-            f"control flow that depends on values cannot be served{line}", where=where
-        )
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [f for f in frames if not re.search("/torch/|/capture/[a-z]+.py", f.filename)]
+        at = "".join(f": {f.line!r}, line {f.lineno} of {f.filename}" for f in theirs[-1:])
+        return CaptureError(f"control flow on values cannot be served{at}", where=where)
     lines = [line.strip(" -\t") for line in str(error).splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith(("Not all values", "You marked"))]
     text = re.sub(
@@ -195,18 +193,6 @@ def _find_module(error: BaseException, module: Flat | None) -> str:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         found = names.get(id(frame.f_locals.get("self")), found)
     return shorten_path(found)
-
-
-def _find_line(error: BaseException, module: Flat | None) -> str:
-    """The line of a module's method that the error's traceback comes to last."""
-    parts = set(map(id, module.inner.modules())) if module is not None else set()
-    found = ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        if id(frame.f_locals.get("self")) in parts:
-            file = frame.f_code.co_filename
-            text = linecache.getline(file, number).strip()
-            found = f": line {number} of {os.path.basename(file)}, {text[:100]!r}"
-    return found
 
 
 def shorten_path(path: str) -> str:

@@ -92,10 +92,14 @@ def _check_types(info: TenantInfo, given: Sequence[tuple[str, tuple[int, ...]]])
 
 
 def check_values(info: TenantInfo, arrays: Sequence[np.ndarray]) -> None:
-    """Refuses an index beyond its table in the inputs (in the tenant's order), and NaN and Inf if
-    the tenant wants that."""
-    for place, port in info.lookups:
-        _check_indices(port, arrays[place])
+    """Refuses in the inputs (in the tenant's order) an index beyond its table, which would make a
+    launch be repeated, and NaN and Inf if the tenant wants that."""
+    for port, array in zip(info.inputs, arrays, strict=True):
+        # As an unsigned number a negative one is huge.
+        over = np.flatnonzero(array.view(f"u{array.itemsize}") >= port.below) if port.below else ()
+        if len(over):
+            given = f"index {array.flat[over[0]]}, allowed: 0 to {port.below - 1}"
+            raise InferError(MALFORMED, f"input {port.name!r}: {given}")
     if info.nan == "allow":
         return
     for port, array in zip(info.inputs, arrays, strict=True):
@@ -107,16 +111,6 @@ def check_values(info: TenantInfo, arrays: Sequence[np.ndarray]) -> None:
             raise InferError(
                 MALFORMED, f"input {port.name!r}: has NaN or Inf, allowed: finite values"
             )
-
-
-def _check_indices(port: PortInfo, array: np.ndarray) -> None:
-    """Alone, such a request would fail; beside others it would make their launch be repeated."""
-    values = array.view(f"u{array.itemsize}")  # a negative one is a huge one
-    if values.size and values.max() >= port.below:
-        first = array.flat[np.flatnonzero(values >= port.below)[0]]
-        raise InferError(
-            MALFORMED, f"input {port.name!r}: index {first}, allowed: 0 to {port.below - 1}"
-        )
 
 
 def render_shape(shape: Sequence[Dim]) -> str:

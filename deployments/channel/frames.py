@@ -129,11 +129,6 @@ class TenantInfo(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     @cached_property
-    def lookups(self) -> tuple[tuple[int, PortInfo], ...]:
-        """(place, port) of the inputs that are looked up in a table."""
-        return tuple((place, port) for place, port in enumerate(self.inputs) if port.below)
-
-    @cached_property
     def _outputs(self) -> dict[tuple[int, int], tuple[TensorRef, ...]]:
         return {}
 

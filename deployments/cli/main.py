@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import urllib.error
@@ -51,8 +50,7 @@ def validate(file: ConfigFile, strict: bool = False) -> None:
         typer.echo(f"{file}: {'' if strict else 'warning: '}{line}", err=True)
     if strict and missing:
         raise typer.Exit(1)
-    count = len(settings.tenants)
-    typer.echo(f"ok: {count} tenant{'s' if count > 1 else ''}")
+    typer.echo(f"ok: {len(settings.tenants)} tenant{'s' * (len(settings.tenants) > 1)}")
 
 
 @app.command()
@@ -69,15 +67,13 @@ def up(
         ),
     ] = None,
     port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65_535, help="Instead of the file's http_options.port."),
+        int | None, typer.Option(min=1, max=65_535, help="In place of http_options.port.")
     ] = None,
 ) -> None:
     """Serve a config in the foreground until Ctrl-C.
 
-    In a cluster that runs already (--address) the applications of others stay as they are; one of
-    the same name or route is refused. Ctrl-C takes down only what was started here. HTTP is where
-    Serve of that cluster listens, whatever http_options says.
+    In a cluster that runs already (--address) the applications of others stay as they are, names
+    and routes they have are refused, and HTTP is where Serve of that cluster listens.
     """
     config, settings = load(file)
     if port is not None:
@@ -93,10 +89,7 @@ def up(
 
 @app.command()
 def flags() -> None:
-    """Print the environment that Serve runs best with (HAProxy in front), for `serve deploy`.
-
-    Use it on every node before Ray starts: eval "$(coissue flags)" && ray start --head
-    """
+    """Print the environment of nodes for `serve deploy`: eval "$(coissue flags)"; ray start ..."""
     for name, value in choose_serve_flags().items():
         typer.echo(f"export {name}={value}")
 
@@ -110,12 +103,9 @@ def trace(
     try:
         data = fetch(url.rstrip("/") + "/timeline", 60.0)
         count = len(json.loads(data)["traceEvents"])
+        file.write_bytes(data)
     except (OSError, ValueError, LookupError, TypeError) as error:
         fail(f"{url}: no timeline: {getattr(error, 'reason', error)}")
-    try:
-        file.write_bytes(data)
-    except OSError as error:
-        fail(f"{file}: {error.strerror}")
     typer.echo(f"{file}: {count} events; open it in https://ui.perfetto.dev")
 
 
@@ -188,13 +178,10 @@ def fetch(url: str, timeout_s: float) -> bytes:
     request = urllib.request.Request(url, headers={"accept": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            found: bytes = response.read()
-            return found
+            return bytes(response.read())
     except urllib.error.HTTPError as error:
-        said = ""
-        with error, contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            said = f": {json.load(error)['error']}"
-        raise ValueError(f"HTTP {error.code}{said}") from None
+        with error:
+            raise ValueError(f"HTTP {error.code}") from None
     except http.client.HTTPException:
         raise ValueError("what listens there does not speak HTTP") from None
 

@@ -35,9 +35,7 @@ def serve_until_interrupted(
 ) -> None:  # fmt: skip
     port = ServeConfig.model_validate(config).http_options.port
     if address is None and not find_port(port):
-        raise UpError(
-            f"http_options.port: something listens on port {port} already (another one: --port)"
-        )
+        raise UpError(f"http_options.port: something listens on port {port} already (see --port)")
     if haproxy:
         apply_serve_flags()
     with (
@@ -47,11 +45,7 @@ def serve_until_interrupted(
     ):
         base = _base_url(http, config, address)
         if http.port != port:
-            console.print(
-                f"Serve of this cluster listens on port {http.port} already: used instead of "
-                f"{port} (http_options.port).",
-                highlight=False,
-            )
+            console.print(f"Serve runs here with port {http.port}: used, not http_options.port.")
         if haproxy and address is None:
             ports = " and ".join(os.environ[name] for name in HAPROXY_PORTS)
             console.print(
@@ -141,8 +135,7 @@ def _split_address(address: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _deployed(config: dict[str, Any], settings: AppSettings) -> Iterator[Any]:
-    """The config's applications; if Serve ran before, only those are taken down. Serve's HTTP
-    options."""
+    """The config's applications, which end with us. Serve's HTTP options."""
     import ray
     from pydantic import ValidationError
     from ray.serve._private.api import serve_start
@@ -160,11 +153,9 @@ def _deployed(config: dict[str, Any], settings: AppSettings) -> Iterator[Any]:
         "proxy_location": schema.proxy_location,
         "grpc_options": gRPCOptions(**schema.grpc_options.model_dump()),
     }
-    try:
+    with contextlib.suppress(ValueError):
         ray.get_actor(CONTROLLER, namespace="serve")
         options = {}  # Serve runs, with those it was started with
-    except ValueError:
-        pass
     has_joined = False
     try:
         client = serve_start(**options)
@@ -242,13 +233,6 @@ def _base_url(http: Any, config: dict[str, Any], address: str | None) -> str:
     return f"http://{host}:{http.port}{prefix}"
 
 
-def _find_metrics_port(base: str) -> int:
-    """Where the scheduler has its own endpoint, which need not be where the settings say."""
-    with contextlib.suppress(OSError, ValueError):
-        return int(fetch_status(base)["scheduler"].get("metrics_port", 0))
-    return 0
-
-
 def _show_command(ray_url: str) -> str:
     """A Ray of our own wants the token that it put into the user's home."""
     mode = "RAY_AUTH_MODE=token " if os.environ.get("RAY_AUTH_MODE") == "token" else ""
@@ -257,8 +241,10 @@ def _show_command(ray_url: str) -> str:
 
 def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console) -> None:
     name = settings.tenants[0].name
-    port = _find_metrics_port(base)
-    own = [("of the scheduler alone", f"http://127.0.0.1:{port}/metrics")] if port else []
+    own = []  # not always where the settings say
+    with contextlib.suppress(OSError, ValueError):
+        if port := fetch_status(base)["scheduler"].get("metrics_port"):
+            own = [("of the scheduler's node", f"http://127.0.0.1:{port}/metrics")]
     console.print()
     for text, url in (
         ("plain route", f"POST {base}/tenants/{name}"),

@@ -21,7 +21,7 @@ import msgspec
 
 from coissue.deployments.channel.checking import InferError
 from coissue.deployments.channel.frames import Refused
-from coissue.deployments.http import oip, own, page, plain, tensors
+from coissue.deployments.http import oip, page, plain, tensors
 from coissue.deployments.http.errors import INTERNAL, JSON, Answer, HttpError, malformed
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class HttpApp:
 
     async def _metrics(self, scope: Message) -> Answer:
         only, text = self._settings.tenants, await self._ask("metrics")
-        return 200, [TEXT], text if only is None else own.keep_metrics(text, only)
+        return 200, [TEXT], text if only is None else page.keep_metrics(text, only)
 
     async def _timeline(self, scope: Message) -> Answer:
         if self._settings.tenants is not None:
@@ -259,7 +259,7 @@ class HttpApp:
         try:
             scheduler = msgspec.json.decode(await self._ask("status"))
             if self._settings.tenants is not None:
-                scheduler = own.keep_status(scheduler, self._settings.tenants)
+                scheduler = page.keep_status(scheduler, self._settings.tenants)
         except HttpError as error:
             scheduler = {"error": str(error)}
         status = page.status(self._shown(), scheduler, self.counts)

@@ -25,7 +25,7 @@ REFUSALS = {
     "random": ("random numbers cannot be served", "aten.rand_like.default", "block"),
     "writes_buffer": ("writes to its buffer 'count'", "aten.add.Tensor", "block"),
     "writes_input": ("writes to its input 'x'", "aten.add.Tensor", ""),
-    "branch_on_values": ("control flow that depends on values", "", "block"),
+    "branch_on_values": ("control flow on values", "", "block"),
     "shape_from_values": ("a shape that depends on values", "aten.index.Tensor", "block"),
     "number_from_tensor": ("a number taken out of a tensor", "aten.item.default", "block"),
     "cond": ("control flow", "cond", "block"),
@@ -82,7 +82,9 @@ def test_refused_module(name):
 def test_control_flow_on_values_is_named_by_its_line_where_the_module_has_no_path():
     error = refuse(ModelSettings(factory="refused_models:gate"))
     assert error.where == ""
-    said = r"cannot be served: line \d+ of refused_models.py, 'return x if x.sum\(\) > 0 else -x'"
+    said = (
+        r"cannot be served: 'return x if x.sum\(\) > 0 else -x', line \d+ of .*/refused_models.py"
+    )
     assert re.search(said, str(error))
 
 

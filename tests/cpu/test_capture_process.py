@@ -22,6 +22,7 @@ from coissue.deployments.capture.artifact import (
 )  # fmt: skip
 from coissue.deployments.capture.pipeline import capture
 from coissue.deployments.capture.sources import load_source
+from coissue.deployments.config_file import load_app_config
 from coissue.deployments.settings import Limits, ModelSettings
 from coissue.kernels.interpreter import interpret
 
@@ -63,9 +64,10 @@ def test_process_writes_an_artifact_that_repeats(tmp_path):
         assert (out / name).read_bytes() == (again / name).read_bytes()
 
 
-def test_the_example_of_the_minimal_config_is_captured():
-    artifact = capture(ModelSettings(factory="coissue.deployments.examples:ranker"), LIMITS)
-    assert [port.name for port in artifact.program.inputs] == ["features"]
+def test_the_model_of_the_minimal_config_is_captured():
+    _, settings = load_app_config(HERE.parents[1] / "configs" / "minimal.yaml")
+    artifact = capture(settings.tenants[0].model, LIMITS)
+    assert [port.name for port in artifact.program.inputs] == ["input"]
 
 
 def test_process_answers_a_refusal_with_one_line(tmp_path):

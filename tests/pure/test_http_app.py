@@ -164,7 +164,7 @@ coissue_rejections_total{reason="x",tenant="m"} 1.0
 def test_own_application_shows_nothing_of_other_tenants():
     server = Server(tenants=frozenset({"two"}))
     states = {name: [info.state, info.reason] for name, info in server.client.directory.items()}
-    told = {"policy": "space_time", "requests_open": 7, "tenants": states}
+    told = {"policy": "space_time", "device": "cpu", "requests_open": 7, "tenants": states}
     server.client.told |= {"metrics": METRICS, "status": json.dumps(told).encode()}
     assert server.get("/metrics").body.decode().splitlines() == [
         "# HELP coissue_requests_total Requests",
@@ -173,7 +173,8 @@ def test_own_application_shows_nothing_of_other_tenants():
     ]
     status = server.get("/status").json
     assert [tenant["name"] for tenant in status["tenants"]] == ["two"]
-    assert status["scheduler"] == {"policy": "space_time", "tenants": {"two": ["ready", ""]}}
+    kept = {"policy": "space_time", "device": "cpu", "tenants": {"two": ["ready", ""]}}
+    assert status["scheduler"] == kept
     reply = server.get("/timeline")
     assert (reply.status, reply.error) == (404, "no route '/timeline': it shows all tenants")
 
