@@ -21,7 +21,7 @@ TENANT_TRACK: Final = 2
 
 
 class Timeline:
-    """Keeps the newest records, up to `limit` of each kind: some 20 MB, which one answer carries."""
+    """Keeps the newest records, up to `limit` of each kind: about 20 MB, which fits an answer."""
 
     def __init__(self, limit: int = 16_384) -> None:
         self._launches: deque[LaunchRecord] = deque(maxlen=limit)
