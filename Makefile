@@ -8,7 +8,7 @@ export PYTHONUNBUFFERED := 1
 .PHONY: help setup demo serve test check bench gpu golden clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*  ## /\t/' | expand -t 10
 
 setup: $(READY) .links/coissue  ## make .venv with everything pinned
 
@@ -44,11 +44,14 @@ check: setup  ## lint, format, types, architecture
 bench: setup  ## the figures of docs/results (about twenty minutes, needs a quiet machine)
 	@$(BIN)/python -m load_tests.bench
 
-gpu: setup  ## the tests that need a GPU
-	@$(BIN)/python -m pytest tests/gpu
+# $(call IF_THERE,folder,why it is not): goes on only where the folder is there.
+IF_THERE = test -d $(1) || { echo "Nothing to do yet: there is no $(1), because $(2)."; exit 0; };
 
-golden: setup  ## rewrite the golden files; review the diff
-	@$(BIN)/python -m pytest -q tests/golden --rewrite-golden
+gpu: $(if $(wildcard tests/gpu),setup)  ## the tests that need a GPU (none yet: there is no CUDA device so far)
+	@$(call IF_THERE,tests/gpu,there is no CUDA device so far) $(BIN)/python -m pytest tests/gpu
+
+golden: $(if $(wildcard tests/golden),setup)  ## rewrite the golden files; review the diff (none yet: no generated code so far)
+	@$(call IF_THERE,tests/golden,no code is generated so far) $(BIN)/python -m pytest -q tests/golden --rewrite-golden
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) .links .cache build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,6 +18,7 @@ from coissue.deployments.capture.artifact import Artifact, CaptureError, Referen
 from coissue.deployments.channel.frames import PortInfo, TenantInfo
 from coissue.deployments.costs import Costs
 from coissue.deployments.executor import ServedProgram
+from coissue.deployments.lookups import find_bounds
 from coissue.deployments.settings import SloClass, TenantSettings
 from coissue.kernels.cost import estimate, estimate_program
 from coissue.kernels.cpu.border import Arrival, Border, Reader, enter, to_tensor
@@ -306,7 +307,8 @@ def describe_tenant(
 
 
 def describe_ports(program: Program, ports: tuple[Port, ...]) -> tuple[PortInfo, ...]:
+    bounds, types = find_bounds(program), program.types
     return tuple(
-        PortInfo(port.name, program.types[port.value].dtype, program.types[port.value].shape)
-        for port in ports
+        PortInfo(p.name, types[p.value].dtype, types[p.value].shape, bounds.get(p.value, 0))
+        for p in ports
     )

@@ -3,7 +3,7 @@
 Ray ignores keys it does not know, so a typo would pass silently: the models here list the keys that
 Ray 2.60 knows at each level, and everything else is an error with its path. Routes and numbers that
 matter here are checked too, because Ray takes `true` for 1. Ray itself is not imported. Every error
-is one line: `FILE: path.of.the.key: what is allowed, not what is there`.
+is one line: `FILE: path.of.the.key: what is allowed, not what is there`; several are several lines.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Hashable
 from importlib.machinery import PathFinder
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated, Any, Final, Literal
 
 import yaml
@@ -26,10 +27,11 @@ from coissue.deployments.settings import AppSettings
 IMPORT_PATH: Final = "coissue.deployments.app:build"
 #: In one file. A tenant has about fifty.
 VALUES_MAX: Final = 1_000_000
+ERRORS_MAX: Final = 20
 
 
 class ConfigError(Exception):
-    """One line for people."""
+    """For people: one line per error."""
 
 
 class _Strict(BaseModel):
@@ -66,7 +68,7 @@ HttpOptions = _level(
     "HttpOptions",
     "ssl_keyfile ssl_certfile ssl_keyfile_password ssl_ca_certs",
     host=(str, "0.0.0.0"),
-    port=(int, Field(default=8000, ge=0, le=65_535)),
+    port=(int, Field(default=8000, ge=1, le=65_535)),
     root_path=(Literal[""] | Route, ""),
     # Seconds, at most a week.
     request_timeout_s=(float | None, Field(default=None, ge=0, le=604_800)),
@@ -157,7 +159,7 @@ def load_app_config(path: str | Path) -> tuple[dict[str, Any], AppSettings]:
         config = _read_yaml(Path(path))
         return config, _check(config)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(indent(str(error), f"{path}: ")) from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -186,7 +188,7 @@ def _check(config: dict[str, Any]) -> AppSettings:
     try:
         serve = ServeConfig.model_validate(config)
     except ValidationError as error:
-        raise ConfigError(_one_line(error, "", config)) from None
+        raise ConfigError(_explain(error, "", config)) from None
     ours = [i for i, app in enumerate(serve.applications) if app.import_path == IMPORT_PATH]
     if len(ours) != 1:
         raise ConfigError(
@@ -198,11 +200,11 @@ def _check(config: dict[str, Any]) -> AppSettings:
     try:
         settings = AppSettings.model_validate(args)
     except ValidationError as error:
-        raise ConfigError(_one_line(error, where, args)) from None
-    for index, tenant in enumerate(settings.tenants):
-        wrong = tenant.handler and check_handler(tenant.handler)
-        if wrong:
-            raise ConfigError(f"{where}.tenants.{index}.handler.{wrong}")
+        raise ConfigError(_explain(error, where, args)) from None
+    checked = ((i, t.handler and check_handler(t.handler)) for i, t in enumerate(settings.tenants))
+    lines = [f"{where}.tenants.{index}.handler.{wrong}" for index, wrong in checked if wrong]
+    if lines:
+        raise ConfigError(_join(lines))
     return settings
 
 
@@ -228,22 +230,33 @@ def _check_deployments(application: Any, where: str) -> None:
 _SENTENCES: Final = {"extra_forbidden": "unknown key", "missing": "missing"}
 
 
-def _one_line(error: ValidationError, where: str, given: Any) -> str:
-    """The first key at fault in `given`: its path, what it may be and what it is."""
-    errors = error.errors(include_url=False, include_context=False)
-    first, paths = errors[0], [_path(one, where, given) for one in errors]
-    path, kind = paths[0], first["type"]
-    # Each branch of a union says what it takes.
-    said = [one["msg"] for one, at in zip(errors, paths, strict=True) if at == path]
-    sentence = " or ".join(said).replace(" or Input should be", " or").removeprefix("Value error, ")
-    if kind in _SENTENCES:
-        sentence = _SENTENCES[kind]
-    elif kind not in ("value_error", "too_short"):
-        sentence += f", not {_show(first['input'])}"
-    # A check of the whole application names the path below it itself.
-    glue = "." if kind == "value_error" and path == where else ": "
-    more = f" (and {len(set(paths)) - 1} more)" if len(set(paths)) > 1 else ""
-    return f"{path}{glue}{sentence}{more}".replace("\n", " ")
+def _explain(error: ValidationError, where: str, given: Any) -> str:
+    """A line for each key at fault in `given`: its path, what it may be and what it is."""
+    #: Path -> its errors: each branch of a union has its own.
+    found: dict[str, list[Any]] = {}
+    for one in error.errors(include_url=False, include_context=False):
+        found.setdefault(_path(one, where, given), []).append(one)
+    for path in [path for path, (first, *_) in found.items() if first["type"] == "too_short"]:
+        if any(other.startswith(f"{path}.") for other in found):
+            del found[path]  # what is wrong in its items is why it has too few of them
+    lines: list[str] = []
+    for path, errors in found.items():
+        said = " or ".join(one["msg"] for one in errors).removeprefix("Value error, ")
+        said = said.replace(" or Input should be", " or")
+        first, kind = errors[0], errors[0]["type"]
+        if kind in _SENTENCES:
+            said = _SENTENCES[kind]
+        elif kind not in ("value_error", "too_short"):
+            said += f", not {_show(first['input'])}"
+        # A check of the whole application has a line for each path below it.
+        glue = "." if kind == "value_error" and path == where else ": "
+        lines += [f"{path}{glue}{line}" for line in said.splitlines()]
+    return _join(lines)
+
+
+def _join(lines: list[str]) -> str:
+    more = [f"and {len(lines) - ERRORS_MAX} more"] if len(lines) > ERRORS_MAX else []
+    return "\n".join(lines[:ERRORS_MAX] + more)
 
 
 def _path(error: Any, where: str, given: Any) -> str:
@@ -268,10 +281,14 @@ def _show(value: Any) -> str:
 
 def find_missing(config: dict[str, Any], settings: AppSettings) -> list[str]:
     """What the config names and this machine lacks, with the path of its key."""
-    where = [app["import_path"] for app in config["applications"]].index(IMPORT_PATH)
-    named: dict[str, Any] = {"scheduler.secret_file": settings.scheduler.secret_file}
+    paths = [app["import_path"] for app in config["applications"]]
+    ours = paths.index(IMPORT_PATH)
+    args = f"applications.{ours}.args"
+    named: dict[str, Any] = {f"applications.{i}.import_path": p for i, p in enumerate(paths)}
+    del named[f"applications.{ours}.import_path"]
+    named[f"{args}.scheduler.secret_file"] = settings.scheduler.secret_file
     for index, tenant in enumerate(settings.tenants):
-        at, handler = f"tenants.{index}", tenant.handler
+        at, handler = f"{args}.tenants.{index}", tenant.handler
         for key in ("factory", "program", "checkpoint"):
             named[f"{at}.model.{key}"] = getattr(tenant.model, key)
         if handler and handler.is_builtin:
@@ -279,14 +296,15 @@ def find_missing(config: dict[str, Any], settings: AppSettings) -> list[str]:
         elif handler:
             named[f"{at}.handler.use"] = handler.use
     lacks = {key: _find_lack(key, str(name)) for key, name in named.items() if name}
-    return [f"applications.{where}.args.{key}: {lack} here" for key, lack in lacks.items() if lack]
+    return [f"{key}: {lack} here" for key, lack in lacks.items() if lack]
 
 
 def _find_lack(key: str, place: str) -> str:
-    """`pkg.mod:name` is looked for as `coissue up` would, but nothing of it is imported or run."""
-    if not key.endswith((".factory", ".use")):
+    """`pkg.mod:name` (or `pkg.mod.name`, as Ray takes it) is looked for as `coissue up` would, but
+    nothing of it is imported or run."""
+    if not key.endswith((".factory", ".use", ".import_path")):
         return "" if os.path.exists(place) else f"no file {place!r}"
-    module, _, name = place.partition(":")
+    module, _, name = place.partition(":") if ":" in place else place.rpartition(".")
     at, full, finders = [os.getcwd(), *sys.path], "", [f for f in sys.meta_path if f != PathFinder]
     for part in module.split("."):
         full = f"{full}.{part}".lstrip(".")
@@ -300,6 +318,6 @@ def _find_lack(key: str, place: str) -> str:
         return f"no module {module!r}, only a folder"
     if not (spec.origin or "").endswith(".py"):
         return ""
-    made = rf"\b{name}\b|import \*|__getattr__|globals\(|setattr\(|exec\("
+    made = rf"\b{re.escape(name)}\b|import \*|__getattr__|globals\(|setattr\(|exec\("
     text = Path(spec.origin).read_text(errors="replace")
     return "" if re.search(made, text) else f"no {name!r} in module {module!r}"

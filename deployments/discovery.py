@@ -52,14 +52,17 @@ def scheduler_name(device_index: int = 0) -> str:
 
 def apply_serve_flags() -> None:
     """Put the flags into this process's environment, for the Ray that it starts."""
-    for name, value in SERVE_FLAGS.items():
-        os.environ.setdefault(name, value)
+    os.environ.update(choose_serve_flags())
+
+
+def choose_serve_flags() -> dict[str, str]:
+    """The flags with ports that are free now; what the environment has wins."""
+    chosen = dict(SERVE_FLAGS)
     for name, port in HAPROXY_PORTS.items():
-        if name not in os.environ:
-            os.environ[name] = str(claim_port(port) or find_port(0))
+        chosen[name] = str(claim_port(port) or find_port(0))
     for name in FALLBACK_PORTS:  # never the default: two clusters may start at the same moment
-        if name not in os.environ:
-            os.environ[name] = str(find_port(0))
+        chosen[name] = str(find_port(0))
+    return {name: os.environ.get(name, value) for name, value in chosen.items()}
 
 
 #: Port -> what holds its claim until this process ends.

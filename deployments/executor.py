@@ -6,10 +6,11 @@ methods but `admit` run on the runtime's thread, and only they touch buffers.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
@@ -28,8 +29,10 @@ from coissue.scheduler.messages import (
 from coissue.scheduler.ports import LaunchError
 
 Reply = Callable[[Answer], None]
+BAD_INDEX = "an input leads to an index that is outside of the table it looks up"
+#: How torch says so where it does not raise an `IndexError`.
+_OUTSIDE: Final = re.compile(r"is out of bounds for dimension|is not in the valid range")
 #: What a client is told when the core says no more than the reason.
-BAD_INDEX = "an input holds an index that is outside of the table it looks up"
 SENTENCES = {
     "deadline": "predicted to finish after its deadline: not queued",
     "tenant_quota": "the tenant has as many requests in flight as its limits.in_flight allows",
@@ -80,6 +83,8 @@ class DeviceExecutor:
         self._put_out = put_out
         #: Every request that has no answer yet.
         self._running: dict[RequestId, Running] = {}
+        #: Failed by the client's mistake; whoever takes their records removes them (`metrics`).
+        self.malformed: set[RequestId] = set()
         self._reader = Reader()
 
     def admit(self, request: RequestId, running: Running) -> None:
@@ -109,8 +114,10 @@ class DeviceExecutor:
     def _run(self, segments: list[DeviceSegment]) -> None:
         try:
             self._device.run(segments)
-        except IndexError as error:  # an id beyond an embedding's table: the client's mistake
-            raise LaunchError(BAD_INDEX, by_input=True) from error
+        except (IndexError, RuntimeError) as error:
+            if isinstance(error, IndexError) or _OUTSIDE.search(str(error)):
+                raise LaunchError(BAD_INDEX, by_input=True) from error  # the client's mistake
+            raise
 
     @staticmethod
     def _enter(starting: list[Running], now_ns: int) -> None:
@@ -128,6 +135,8 @@ class DeviceExecutor:
         if complete.outcome is Outcome.COMPLETED:
             running.reply(self._read(running))
         else:
+            if complete.message == BAD_INDEX:
+                self.malformed.add(complete.request)
             running.reply(refuse(complete))
         if complete.outcome is Outcome.REJECTED:  # no `free` follows unless it had been admitted
             del self._running[complete.request]

@@ -306,7 +306,7 @@ class SchedulerHost:
         with self._collecting:
             finished, requests = self.runtime.call(self.runtime.core.trace.take).result()
             launches = [launch.describe() for launch in finished]
-            self.metrics.observe(launches, requests)
+            self.metrics.observe(launches, requests, self.executor.malformed)
             self.timeline.add(launches, requests)
 
     def render_metrics(self) -> bytes:

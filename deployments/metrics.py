@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from coissue.scheduler.messages import Outcome
+from coissue.scheduler.messages import Outcome, RequestId
 from coissue.scheduler.trace import LaunchRecord, RequestRecord
 
 logger = logging.getLogger("coissue.metrics")
@@ -211,12 +211,23 @@ class SchedulerMetrics:
         """Requests a replica refused before they reached the scheduler (malformed, too large)."""
         self.rejections.add(tenant, reason, amount=count)
 
-    def observe(self, launches: Iterable[LaunchRecord], requests: Iterable[RequestRecord]) -> None:
-        """One caller at a time; scrapes may run beside it."""
+    def observe(
+        self,
+        launches: Iterable[LaunchRecord],
+        requests: Iterable[RequestRecord],
+        malformed: set[RequestId] | None = None,
+    ) -> None:
+        """One caller at a time; scrapes may run beside it. Requests found in `malformed` failed by
+        the client's mistake, count as refused and not for the objective, and are removed there."""
         for launch in launches:
             self._observe_launch(launch)
         for request in requests:
-            self._observe_request(request)
+            if malformed and request.request in malformed:
+                malformed.remove(request.request)
+                self.count_refusals(request.tenant, "malformed", 1)
+                self.tenant_device.add(request.tenant, amount=request.device_ns * NS)
+            else:
+                self._observe_request(request)
 
     def _observe_launch(self, launch: LaunchRecord) -> None:
         measured = launch.end_ns - launch.start_ns
@@ -256,10 +267,11 @@ class SchedulerMetrics:
         return generate_latest(self.registry)
 
     def serve(self, port: int) -> WSGIServer | None:
-        """Prometheus' endpoint on 127.0.0.1; port 0 takes a free one. None if it is in use."""
+        """Prometheus' endpoint on 127.0.0.1; port 0, or one in use, takes a free one."""
         try:
             server, _ = start_http_server(port, "127.0.0.1", self.registry)
         except OSError as error:
-            logger.error("scheduler.metrics_port %d cannot be used: %s", port, error.strerror)
-            return None
+            server = self.serve(0) if port else None
+            said = "scheduler.metrics_port=%d cannot be used: %s; taken instead: %s"
+            logger.warning(said, port, error.strerror, server and server.server_port)
         return server

@@ -130,7 +130,7 @@ class ModelSettings(Settings):
     program: str | None = None
     #: A safetensors file, with `architecture` naming a known one.
     checkpoint: str | None = None
-    architecture: str | None = None
+    architecture: Literal["bert", "minilm", "mlp", "resnet18"] | None = None
     #: Arguments of the factory or the architecture.
     kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     #: Any text. Another one captures again, when all that changed is a file the model reads.
@@ -242,13 +242,16 @@ class AppSettings(Settings):
     @model_validator(mode="after")
     def _names_fit(self) -> AppSettings:
         seen: set[str] = set()
+        wrong = []
         for index, tenant in enumerate(self.tenants):
             if tenant.name in seen:
-                raise ValueError(f"tenants.{index}.name: {tenant.name!r} is there twice")
+                wrong.append(f"tenants.{index}.name: {tenant.name!r} is there twice")
             seen.add(tenant.name)
             if tenant.slo not in self.slo_classes:
-                raise ValueError(
+                wrong.append(
                     f"tenants.{index}.slo: no class {tenant.slo!r} in slo_classes "
                     f"(there are: {', '.join(sorted(self.slo_classes))})"
                 )
+        if wrong:
+            raise ValueError("\n".join(wrong))
         return self

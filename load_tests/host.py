@@ -39,6 +39,7 @@ def start(config: Path | None, stock: int, empty: bool, port: int) -> None:
     from ray import serve
 
     ray.init(
+        address="local",  # not the cluster of RAY_ADDRESS, nor one that `ray start` left a trace of
         num_cpus=LOGICAL_CPUS,
         include_dashboard=False,
         namespace=NAMESPACE,

@@ -46,6 +46,18 @@ def tagger(seed: int = 0):
     return Tagger(), {"input_ids": torch.randint(0, 50, (2, 5))}
 
 
+class Shifted(Tagger):
+    """Looks up the id after the one given: the last id has none."""
+
+    def forward(self, input_ids):
+        return super().forward(input_ids + 1)
+
+
+def shifted():
+    torch.manual_seed(0)
+    return Shifted(), {"input_ids": torch.randint(0, 49, (2, 5))}
+
+
 def wide(seed: int = 0):
     """More than 64 KiB in and out, so that tensors go through shared memory."""
     torch.manual_seed(seed)

@@ -162,7 +162,10 @@ def _explain(error: Exception, module: Flat | None) -> CaptureError:
     """One sentence of what `torch.export` says in pages."""
     where, kind = _find_module(error, module), type(error).__name__
     if kind.startswith("GuardOnDataDependent"):
-        return CaptureError("control flow that depends on values cannot be served", where=where)
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [f for f in frames if not re.search("/torch/|/capture/[a-z]+.py", f.filename)]
+        at = "".join(f": {f.line!r}, line {f.lineno} of {f.filename}" for f in theirs[-1:])
+        return CaptureError(f"control flow on values cannot be served{at}", where=where)
     lines = [line.strip(" -\t") for line in str(error).splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith(("Not all values", "You marked"))]
     text = re.sub(

@@ -69,10 +69,6 @@ class Arena(Mapping):
         #: Size of each reserved block by offset.
         self._reserved: dict[int, int] = {}
 
-    @property
-    def bytes_reserved(self) -> int:
-        return sum(self._reserved.values())
-
     def reserve(self, num_bytes: int) -> int | None:
         """Offset of a new block, or None if there is no room."""
         size = max(ARENA_ALIGN, round_up(num_bytes))

@@ -102,7 +102,14 @@ def _check_types(info: TenantInfo, given: Sequence[tuple[str, tuple[int, ...]]])
 
 
 def check_values(info: TenantInfo, arrays: Sequence[np.ndarray]) -> None:
-    """Refuses NaN and Inf in the inputs (in the tenant's order) if the tenant wants that."""
+    """Refuses in the inputs (in the tenant's order) an index beyond its table, which would make a
+    launch be repeated, and NaN and Inf if the tenant wants that."""
+    for port, array in zip(info.inputs, arrays, strict=True):
+        # As an unsigned number a negative one is huge.
+        over = np.flatnonzero(array.view(f"u{array.itemsize}") >= port.below) if port.below else ()
+        if len(over):
+            given = f"index {array.flat[over[0]]}, allowed: 0 to {port.below - 1}"
+            raise InferError(MALFORMED, f"input {port.name!r}: {given}")
     if info.nan == "allow":
         return
     for port, array in zip(info.inputs, arrays, strict=True):

@@ -87,6 +87,8 @@ class PortInfo(msgspec.Struct, frozen=True):
     name: str
     dtype: str
     shape: tuple[Dim, ...]
+    #: An input whose values are looked up in a table: 0 to this, exclusive. 0: none that is known.
+    below: int = 0
 
     def at(self, rows: int, tokens: int) -> tuple[int, ...]:
         """The shape for a request of `rows` rows of `tokens` tokens."""

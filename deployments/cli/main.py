@@ -1,7 +1,8 @@
-"""The command line `coissue`. Errors are one line; Ray only inside `up`."""
+"""The command line `coissue`. Errors are lines with what is wrong; Ray only inside `up`."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.parse
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coissue.deployments.config_file import ConfigError, find_missing, load_app_config
+from coissue.deployments.discovery import choose_serve_flags
 from coissue.deployments.settings import AppSettings
 
 app = typer.Typer(
@@ -22,6 +24,7 @@ app = typer.Typer(
 )  # fmt: skip
 console = Console()
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="A Serve config.")]
+Url = Annotated[str, typer.Option(help="Where the application is served.")]
 COLORS = {"ready": "green", "failed": "red"}
 
 
@@ -47,7 +50,7 @@ def validate(file: ConfigFile, strict: bool = False) -> None:
         typer.echo(f"{file}: {'' if strict else 'warning: '}{line}", err=True)
     if strict and missing:
         raise typer.Exit(1)
-    typer.echo(f"ok: {len(settings.tenants)} tenants")
+    typer.echo(f"ok: {len(settings.tenants)} tenant{'s' * (len(settings.tenants) > 1)}")
 
 
 @app.command()
@@ -60,12 +63,22 @@ def up(
         str | None,
         typer.Option(
             envvar="RAY_ADDRESS",
-            help="A Ray cluster that runs already; without it, `up` starts a Ray of its own.",
+            help="A Ray cluster that runs already; without it, a Ray of its own is started.",
         ),
     ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help="In place of http_options.port.")
+    ] = None,
 ) -> None:
-    """Serve a config in the foreground until Ctrl-C."""
+    """Serve a config in the foreground until Ctrl-C.
+
+    In a cluster that runs already (--address) the applications of others stay as they are, names
+    and routes they have are refused, and HTTP is where Serve of that cluster listens.
+    """
     config, settings = load(file)
+    if port is not None:
+        config["http_options"] = {**config.get("http_options", {}), "port": port}
+    address = None if address == "local" else address
     from coissue.deployments.cli.up import UpError, serve_until_interrupted
 
     try:
@@ -75,11 +88,29 @@ def up(
 
 
 @app.command()
-def status(
-    url: Annotated[str, typer.Option(help="Where the application is served.")] = (
-        "http://127.0.0.1:8000"
-    ),
+def flags() -> None:
+    """Print the environment of nodes for `serve deploy`: eval "$(coissue flags)"; ray start ..."""
+    for name, value in choose_serve_flags().items():
+        typer.echo(f"export {name}={value}")
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="Where it is written.")],
+    url: Url = "http://127.0.0.1:8000",
 ) -> None:
+    """Save the timeline of a running application: its last launches and requests."""
+    try:
+        data = fetch(url.rstrip("/") + "/timeline", 60.0)
+        count = len(json.loads(data)["traceEvents"])
+        file.write_bytes(data)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        fail(f"{url}: no timeline: {getattr(error, 'reason', error)}")
+    typer.echo(f"{file}: {count} events; open it in https://ui.perfetto.dev")
+
+
+@app.command()
+def status(url: Url = "http://127.0.0.1:8000") -> None:
     """Show the tenants of a running application."""
     try:
         answer = fetch_status(url)
@@ -141,18 +172,23 @@ def replay(
     typer.echo(f"the same commands throughout: {', '.join(outcomes)}")
 
 
-def fetch_status(url: str, timeout_s: float = 5.0) -> dict[str, Any]:
-    """`GET /status`. Raises `OSError` or `ValueError`."""
+def fetch(url: str, timeout_s: float) -> bytes:
+    """`GET url`. Raises `OSError` or `ValueError`."""
     _ = urllib.parse.urlsplit(url).port  # a `ValueError` where `int` would take 1_0
-    request = urllib.request.Request(
-        url.rstrip("/") + "/status", headers={"accept": "application/json"}
-    )
+    request = urllib.request.Request(url, headers={"accept": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            answer = json.load(response)
+            return bytes(response.read())
     except urllib.error.HTTPError as error:
         with error:
             raise ValueError(f"HTTP {error.code}") from None
+    except http.client.HTTPException:
+        raise ValueError("what listens there does not speak HTTP") from None
+
+
+def fetch_status(url: str, timeout_s: float = 5.0) -> dict[str, Any]:
+    """`GET /status`. Raises `OSError` or `ValueError`."""
+    answer = json.loads(fetch(url.rstrip("/") + "/status", timeout_s))
     if not isinstance(answer, dict) or not isinstance(answer.get("tenants"), list):
         raise ValueError("this is not coissue")
     return answer

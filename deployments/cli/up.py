@@ -17,6 +17,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.live import Live
 
+from coissue.deployments.cli.cluster import UpError, join, leave
 from coissue.deployments.cli.main import fetch_status, status_table
 from coissue.deployments.config_file import IMPORT_PATH, ServeConfig
 from coissue.deployments.discovery import FAILED_PREFIX, HAPROXY_PORTS, apply_serve_flags, find_port
@@ -29,10 +30,6 @@ REACH_S: Final = 10.0
 CONTROLLER: Final = "SERVE_CONTROLLER_ACTOR"
 
 
-class UpError(Exception):
-    """One line for people."""
-
-
 def serve_until_interrupted(
     config: dict[str, Any], settings: AppSettings, *, haproxy: bool, address: str | None,
     console: Console,
@@ -40,32 +37,31 @@ def serve_until_interrupted(
     port = ServeConfig.model_validate(config).http_options.port
     _check_http(config, address)
     if address is None and not find_port(port):
-        raise UpError(f"http_options.port: something listens on port {port} already")
+        raise UpError(f"http_options.port: something listens on port {port} already (see --port)")
     if haproxy:
         apply_serve_flags()
     with _interruptible() as interrupted, _ray(address, console) as ray_url:
         if interrupted.is_set():
             return
-        _serve(config, settings, ray_url, haproxy and address is None, console, interrupted)
+        with _deployed(config, settings) as http:
+            base = _base_url(http, config, address)
+            if http.port != port:
+                console.print(f"Serve runs here with port {http.port}: used, not the YAML's.")
+            if haproxy and address is None:
+                _warn_of_statistics(console)
+            if _show_progress(base, config, settings, console, interrupted):
+                _print_urls(base, ray_url, settings, console)
+                interrupted.wait()
+            console.print("Shutting down.")
 
 
-def _serve(
-    config: dict[str, Any], settings: AppSettings, ray_url: str, shows_statistics: bool,
-    console: Console, interrupted: threading.Event,
-) -> None:  # fmt: skip
-    with _deployed(config):
-        base = _base_url(config)
-        if shows_statistics:
-            ports = " and ".join(os.environ[name] for name in HAPROXY_PORTS)
-            console.print(
-                f"HAProxy shows its statistics on ports {ports} of [bold]all interfaces[/bold]: "
-                "close them in the firewall of an open machine, or use --no-haproxy.",
-                highlight=False,
-            )
-        if _show_progress(base, config, settings, console, interrupted):
-            _print_urls(base, ray_url, settings, console)
-            interrupted.wait()
-        console.print("Shutting down.")
+def _warn_of_statistics(console: Console) -> None:
+    ports = " and ".join(os.environ[name] for name in HAPROXY_PORTS)
+    console.print(
+        f"HAProxy shows its statistics on ports {ports} of [bold]all interfaces[/bold]: "
+        "close them in the firewall of an open machine, or use --no-haproxy.",
+        highlight=False,
+    )
 
 
 def _check_http(config: dict[str, Any], address: str | None) -> None:
@@ -135,7 +131,8 @@ def _ray(address: str | None, console: Console) -> Iterator[str]:
             **options,
         )
     except ConnectionError as error:
-        raise UpError(f"no Ray at {address}: {' '.join(str(error).split())}") from None
+        token = "" if os.environ.get("RAY_AUTH_MODE") else " (does it want RAY_AUTH_MODE=token?)"
+        raise UpError(f"no Ray at {address}: {' '.join(str(error).split())}{token}") from None
     signal.signal(signal.SIGTERM, on_terminate)  # Ray took it
     node = "" if address else ray.get_runtime_context().get_node_id()
     try:
@@ -160,20 +157,25 @@ def _remove_haproxy_files(node: str) -> None:
 
 def _check_reachable(address: str) -> None:
     """Ray itself tries for minutes, and cannot be interrupted."""
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if colon and port.isascii() and port.isdigit():
+    host, port = _split_address(address)
+    if host and port.isascii() and port.isdigit():
         try:
-            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+            socket.create_connection((host, int(port)), REACH_S).close()
         except (OSError, OverflowError) as error:
             raise UpError(f"no Ray at {address}: {error}") from None
 
 
+def _split_address(address: str) -> tuple[str, str]:
+    """Host and port of Ray's "host:port" or "ray://host:port"; of "auto" neither."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    return host.strip("[]"), port
+
+
 @contextlib.contextmanager
-def _deployed(config: dict[str, Any]) -> Iterator[None]:
-    """The config's applications; only those are taken down if Serve ran before."""
+def _deployed(config: dict[str, Any], settings: AppSettings) -> Iterator[Any]:
+    """The config's applications, which end with us. Serve's HTTP options."""
     import ray
     from pydantic import ValidationError
-    from ray import serve
     from ray.serve._private.api import serve_start
     from ray.serve.config import gRPCOptions
     from ray.serve.schema import ServeDeploySchema
@@ -184,27 +186,25 @@ def _deployed(config: dict[str, Any]) -> Iterator[None]:
         first = error.errors()[0]
         path = ".".join(map(str, first["loc"]))
         raise UpError(f"{path}: {first['msg']}") from None
-    try:
+    options = {
+        "http_options": schema.http_options.model_dump(),
+        "proxy_location": schema.proxy_location,
+        "grpc_options": gRPCOptions(**schema.grpc_options.model_dump()),
+    }
+    with contextlib.suppress(ValueError):
         ray.get_actor(CONTROLLER, namespace="serve")
-        ran_before = True
-    except ValueError:
-        ran_before = False
+        options = {}  # Serve runs, with those it was started with
+    has_joined = False
     try:
-        client = serve_start(
-            http_options=schema.http_options.model_dump(),
-            proxy_location=schema.proxy_location,
-            grpc_options=gRPCOptions(**schema.grpc_options.model_dump()),
-        )
-        client.deploy_apps(schema, _blocking=False)
-        yield
+        client = serve_start(**options)
+        join(client, schema)
+        has_joined = True
+        yield client.http_config
     finally:
-        if ran_before:
-            ours = {application.name for application in schema.applications}
-            for name in serve.status().applications:
-                if name in ours or name.startswith(FAILED_PREFIX):
-                    serve.delete(name)
-        else:
+        if options:
             _stop_serve()
+        elif has_joined:
+            leave(client, schema, [FAILED_PREFIX + tenant.name for tenant in settings.tenants])
 
 
 def _stop_serve() -> None:
@@ -260,13 +260,15 @@ def _raise_if_deploy_failed(config: dict[str, Any]) -> None:
             raise UpError(f"application {name!r} failed: {' '.join(application.message.split())}")
 
 
-def _base_url(config: dict[str, Any]) -> str:
-    serve = ServeConfig.model_validate(config)
-    host = serve.http_options.host
-    host = "127.0.0.1" if host == "0.0.0.0" else host
-    ours = next(a for a in serve.applications if a.import_path == IMPORT_PATH)
-    prefix = f"{serve.http_options.root_path}{ours.route_prefix or '/'}".rstrip("/")
-    return f"http://{host}:{serve.http_options.port}{prefix}"
+def _base_url(http: Any, config: dict[str, Any], address: str | None) -> str:
+    """Where the coissue application is, by the HTTP options that Serve runs with."""
+    host = http.host
+    if host == "0.0.0.0":
+        host = _split_address(address or "")[0] or "127.0.0.1"
+    applications = ServeConfig.model_validate(config).applications
+    ours = next(a for a in applications if a.import_path == IMPORT_PATH)
+    prefix = f"{http.root_path}{ours.route_prefix or '/'}".rstrip("/")
+    return f"http://{host}:{http.port}{prefix}"
 
 
 def _show_command(ray_url: str) -> str:
@@ -277,11 +279,16 @@ def _show_command(ray_url: str) -> str:
 
 def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console) -> None:
     name = settings.tenants[0].name
+    own = []  # not always where the settings say
+    with contextlib.suppress(OSError, ValueError):
+        if port := fetch_status(base)["scheduler"].get("metrics_port"):
+            own = [("of the scheduler's node", f"http://127.0.0.1:{port}/metrics")]
     console.print()
     for text, url in (
         ("plain route", f"POST {base}/tenants/{name}"),
         ("Open Inference Protocol", f"POST {base}/v2/models/{name}/infer"),
-        ("status", f"{base}/status"), ("metrics", f"{base}/metrics"),
+        ("status", f"{base}/status"), ("metrics", f"{base}/metrics"), *own,
+        ("timeline", f"coissue trace FILE --url {base}"),
         ("in Ray's words", _show_command(ray_url)),
     ):  # fmt: skip
         console.print(f"{text:>24}  {url}", highlight=False, soft_wrap=True)

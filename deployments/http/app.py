@@ -72,6 +72,8 @@ class HttpApp:
         self._client_source = client_source
         self.settings = settings
         self._intake = Intake(settings)
+        #: A scheduler has told of tenants: from then on, others are unknown.
+        self._has_heard = False
         #: Answers of this replica by reason ("ok" or a key of `STATUS`), since its start.
         self.counts: Counter[str] = Counter()
         #: (tenant or "", reason) -> answers that the scheduler has not been told of.
@@ -128,7 +130,7 @@ class HttpApp:
         path: str = scope["path"]
         root = scope.get("root_path")
         if root and path.startswith(root):
-            path = path[len(root) :]
+            path = path[len(root) :] or "/"
         model = _MODEL.fullmatch(path)
         if model is not None:
             name, version, action = model.groups("")
@@ -142,7 +144,7 @@ class HttpApp:
             return await self._serve(self._plain, tenant[1], "", scope, receive)
         route = _ROUTES.get(path)
         if route is None:
-            raise HttpError("unknown_route", f"no route {show(path)}")
+            raise HttpError("unknown_route", f"no route {show(scope['path'])}")
         _check_verb(scope, "GET")
         return await route(self, scope)
 
@@ -215,8 +217,11 @@ class HttpApp:
         return client
 
     def _tenant(self, name: str, version: str = "") -> TenantInfo:
-        info = self._client().directory.get(name)
-        only = self.settings.tenants
+        known, only = self._client().directory, self.settings.tenants
+        self._has_heard = self._has_heard or bool(known)
+        if not self._has_heard:
+            raise HttpError("restarting", "the scheduler is starting: no tenant is known yet")
+        info = known.get(name)
         if info is None or (only is not None and name not in only):
             raise HttpError("unknown_tenant", f"no tenant {show(name)}")
         if version and info.state == "ready" and version != str(info.version):
@@ -257,11 +262,19 @@ class HttpApp:
         return _json({"models": [info.name for info in self._shown()]})
 
     async def _metrics(self, scope: Message) -> Answer:
-        return 200, [TEXT], await self._ask("metrics")
+        only, text = self.settings.tenants, await self._ask("metrics")
+        return 200, [TEXT], text if only is None else page.keep_metrics(text, only)
+
+    async def _timeline(self, scope: Message) -> Answer:
+        if self.settings.tenants is not None:
+            raise HttpError("unknown_route", f"no route {scope['path']!r}: it shows all tenants")
+        return 200, [JSON], await self._ask("timeline")
 
     async def _status(self, scope: Message) -> Answer:
         try:
             scheduler = msgspec.json.decode(await self._ask("status"))
+            if self.settings.tenants is not None:
+                scheduler = page.keep_status(scheduler, self.settings.tenants)
         except HttpError as error:
             scheduler = {"error": str(error)}
         status = page.status(self._shown(), scheduler, self.counts)
@@ -292,6 +305,7 @@ _ROUTES: Final[dict[str, Callable[[HttpApp, Message], Awaitable[Answer]]]] = {
     "/": HttpApp._status,
     "/status": HttpApp._status,
     "/metrics": HttpApp._metrics,
+    "/timeline": HttpApp._timeline,
     "/healthz": HttpApp._live,
     "/readyz": HttpApp._ready,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +24,9 @@ FIELDS: Final = (
     "name", "version", "state", "reason", "slo_class", "objective", "priority", "in_flight_limit",
     "rows_limit", "tokens_limit",
 )  # fmt: skip
+#: The HELP and TYPE of a metric, and its samples.
+_FAMILY: Final = re.compile(rb"(# HELP .*\n# TYPE .*\n)((?:[^#\n].*\n)*)")
+_TENANT: Final = re.compile(rb'[{,]tenant="([^"]*)"')
 
 
 def status(
@@ -77,3 +81,18 @@ def _facts(facts: Any) -> str:
 
 def _text(value: Any) -> str:
     return escape(f"{value:g}" if isinstance(value, float) else str(value))
+
+
+def keep_metrics(text: bytes, tenants: frozenset[str]) -> bytes:
+    """The metrics that carry one of `tenants` as a label, for an application of their own."""
+    names, kept = {name.encode() for name in tenants}, []
+    for head, samples in _FAMILY.findall(text):
+        lines = samples.splitlines(keepends=True)
+        own = [line for line in lines if (f := _TENANT.search(line)) and f[1] in names]
+        kept += [head, *own] if own else []
+    return b"".join(kept)
+
+
+def keep_status(scheduler: Mapping[str, Any], tenants: frozenset[str]) -> dict[str, Any]:
+    states = {name: state for name, state in scheduler["tenants"].items() if name in tenants}
+    return {"device": scheduler["device"], "policy": scheduler["policy"], "tenants": states}

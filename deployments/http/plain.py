@@ -34,7 +34,11 @@ VALUES_LIMIT: Final = 1_000_000
 
 def parse_json(info: TenantInfo, body: bytes) -> dict[str, np.ndarray]:
     for port in info.outputs:
-        tensors.check_has_json(port, f"outputs.{port.name}")
+        if port.dtype in tensors.BINARY_ONLY:
+            raise malformed(
+                f"outputs.{port.name}: {tensors.DATATYPES[port.dtype]} has no JSON form: ask "
+                f"/v2/models/{info.name}/infer for it, with parameters.binary_data_output: true"
+            )
     if body.count(b'"') > 2 * NAMES_LIMIT:
         raise malformed(f"body: more than {NAMES_LIMIT} names")
     try:

@@ -72,6 +72,8 @@ def from_json(
         )
     rank = len(port.shape if shape is None else shape)
     depth = _leading_brackets(data)
+    if shape is None and rank > 1 and depth == 1 and not data.strip(b"[] \t\r\n"):
+        raise malformed(f"{path}: rows: 0, at least one is needed")
     if depth not in ((1, rank) if shape is not None else (rank,)):
         raise malformed(f"{path}: a list nested {rank} deep is needed, not {depth}")
     dtype = NUMPY_DTYPES[port.dtype]

@@ -123,6 +123,7 @@ def show(console: Console, facts: Mapping[str, Any]) -> None:
     table.add_section()
     table.add_row("all", "", *figures(totals[0]["requests"], totals), "", *costs(totals))
     wide.print(table)
+    wide.print("p50 and p99 are of answers with status 200; attainment is of all requests.")
     show_summary(wide, facts, totals)
 
 

@@ -23,7 +23,7 @@ CLASS_LINES_MAX = 300
 #: What the product was meant to stay under; missed, see docs/decisions/007-size.md.
 PRODUCT_LINES_WANTED = 8000
 #: Lines of each folder today, rounded up: none of them grows unnoticed.
-LINES_MAX = {"kernels": 6450, "scheduler": 4900, "deployments": 10200}
+LINES_MAX = {"kernels": 6450, "scheduler": 4900, "deployments": 10300}
 #: Modules of `scheduler` that may touch threads and the clock.
 IMPURE = {"scheduler/runtime.py", "scheduler/clock.py"}
 BANNED_IN_PURE = {"time", "datetime", "threading", "asyncio", "os", "socket", "subprocess"}
@@ -150,3 +150,13 @@ def test_product_is_under_its_size_budget():
 @pytest.mark.parametrize("edges", [KERNEL_EDGES, REQUEST_EDGES], ids=["kernel", "request"])
 def test_state_diagrams_are_in_step_with_the_tables(edges):
     assert render_diagram(edges).strip() in (ROOT / "ARCHITECTURE.md").read_text()
+
+
+@pytest.mark.parametrize("verb", ["gpu", "golden"])
+def test_verbs_without_anything_to_do_say_so(verb):
+    if (ROOT / "tests" / verb).is_dir():
+        pytest.skip("there is something to do")
+    run = subprocess.run(
+        ["make", "--no-print-directory", verb], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.startswith(f"Nothing to do yet: there is no tests/{verb}, because ")

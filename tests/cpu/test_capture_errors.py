@@ -1,13 +1,17 @@
 """Every refusal is a sentence with the op and the module path where they are known."""
 
+import re
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import _VF, nn
 
+from coissue.deployments.capture.architectures import ARCHITECTURES
 from coissue.deployments.capture.artifact import CaptureError
 from coissue.deployments.capture.pipeline import capture
 from coissue.deployments.settings import Limits, ModelSettings
@@ -21,7 +25,7 @@ REFUSALS = {
     "random": ("random numbers cannot be served", "aten.rand_like.default", "block"),
     "writes_buffer": ("writes to its buffer 'count'", "aten.add.Tensor", "block"),
     "writes_input": ("writes to its input 'x'", "aten.add.Tensor", ""),
-    "branch_on_values": ("control flow that depends on values", "", "block"),
+    "branch_on_values": ("control flow on values", "", "block"),
     "shape_from_values": ("a shape that depends on values", "aten.index.Tensor", "block"),
     "number_from_tensor": ("a number taken out of a tensor", "aten.item.default", "block"),
     "cond": ("control flow", "cond", "block"),
@@ -75,6 +79,15 @@ def test_refused_module(name):
     assert (error.op, error.where) == (op, where)
 
 
+def test_control_flow_on_values_is_named_by_its_line_where_the_module_has_no_path():
+    error = refuse(ModelSettings(factory="refused_models:gate"))
+    assert error.where == ""
+    said = (
+        r"cannot be served: 'return x if x.sum\(\) > 0 else -x', line \d+ of .*/refused_models.py"
+    )
+    assert re.search(said, str(error))
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_factory(name):
     error = refuse(ModelSettings(factory="refused_models:returned", kwargs={"name": name}))
@@ -118,6 +131,11 @@ def checkpoint(tmp_path, tensors, architecture="mlp", **kwargs):
     return ModelSettings(checkpoint=str(path), architecture=architecture, kwargs=kwargs)
 
 
+def test_the_settings_know_all_architectures():
+    (known, _) = get_args(ModelSettings.model_fields["architecture"].annotation)
+    assert set(get_args(known)) == set(ARCHITECTURES)
+
+
 def test_checkpoint_errors_name_the_tensors(tmp_path):
     good = {name: t.clone() for name, t in nn.Sequential(nn.Linear(4, 2)).state_dict().items()}
     error = refuse(checkpoint(tmp_path, {"0.weight": good["0.weight"]}, sizes=[4, 2]))
@@ -126,8 +144,8 @@ def test_checkpoint_errors_name_the_tensors(tmp_path):
     assert str(error) == "model.checkpoint: has unexpected 1.weight"
     error = refuse(checkpoint(tmp_path, good | {"0.bias": torch.zeros(3)}, sizes=[4, 2]))
     assert str(error) == "model.checkpoint: 0.bias is [3], the architecture has [2]"
-    error = refuse(checkpoint(tmp_path, good, "vgg"))
-    assert str(error).startswith("model.architecture: no 'vgg' (there are: bert, minilm, mlp")
+    with pytest.raises(ValidationError, match="Input should be 'bert', 'minilm', 'mlp' or 'res"):
+        checkpoint(tmp_path, good, "vgg")
     error = refuse(checkpoint(tmp_path, good, size=[4, 2]))
     assert str(error).startswith("model.kwargs: mlp: TypeError")
     error = refuse(ModelSettings(checkpoint=str(tmp_path / "none"), architecture="mlp"))

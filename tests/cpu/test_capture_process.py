@@ -23,6 +23,7 @@ from coissue.deployments.capture.artifact import (
 from coissue.deployments.capture.inputs import are_unchanged
 from coissue.deployments.capture.pipeline import capture
 from coissue.deployments.capture.sources import load_source
+from coissue.deployments.config_file import load_app_config
 from coissue.deployments.settings import Limits, ModelSettings
 from coissue.kernels.interpreter import interpret
 
@@ -62,6 +63,12 @@ def test_process_writes_an_artifact_that_repeats(tmp_path):
     assert second.returncode == 0
     for name in ("program.msgpack", "weights.safetensors", "references.safetensors"):
         assert (out / name).read_bytes() == (again / name).read_bytes()
+
+
+def test_the_model_of_the_minimal_config_is_captured():
+    _, settings = load_app_config(HERE.parents[1] / "configs" / "minimal.yaml")
+    artifact = capture(settings.tenants[0].model, LIMITS)
+    assert [port.name for port in artifact.program.inputs] == ["input"]
 
 
 def test_process_answers_a_refusal_with_one_line(tmp_path):

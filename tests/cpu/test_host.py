@@ -19,6 +19,7 @@ from coissue.deployments.channel.checking import InferError
 from coissue.deployments.channel.client import SchedulerClient
 from coissue.deployments.host import SchedulerHost
 from coissue.deployments.settings import AppSettings
+from coissue.scheduler.ports import LaunchError
 
 MODELS = {
     "mlp-a": ("mlp", {"seed": 1}),
@@ -164,7 +165,57 @@ def test_index_outside_of_a_table_is_the_clients_mistake(host):
     assert good.outputs["output"].shape == (1, 3)
     assert isinstance(bad, InferError)
     assert bad.reason == "malformed"
-    assert "index" in bad.message
+    assert bad.message == "input 'input_ids': index 50, allowed: 0 to 49"
+    assert counts_of(host, "tagger") == {"malformed": 1, "good": 1, "failed": 0}
+
+
+def counts_of(host, tenant):
+    """Its refusals as malformed, and what counts for its objective."""
+    host.collect()
+    value = host.metrics.registry.get_sample_value
+    labels = {"tenant": tenant, "reason": "launch_failed"}
+    assert value("coissue_rejections_total", labels) is None
+    malformed = value("coissue_rejections_total", {**labels, "reason": "malformed"})
+    slo = {"tenant": tenant, "slo_class": "fast"}
+    return {"malformed": malformed} | {
+        outcome: value("coissue_slo_requests_total", {**slo, "outcome": outcome})
+        for outcome in ("good", "failed")
+    }
+
+
+def test_computed_index_outside_of_a_table_counts_as_malformed_too(host, tmp_path):
+    """The input alone does not show it; the launch does."""
+    (tenant,) = make_settings(tmp_path, {"shifted": ("shifted", {})}).tenants
+    capture(tenant.model, tenant.limits, "shifted").save(tmp_path / "shifted")
+    assert host.attach(tenant.model_dump(), 1, str(tmp_path / "shifted")) == ""
+
+    async def work():
+        client = await connect(host)
+        asks = [client.infer("shifted", {"input_ids": np.array([[1, last]])}) for last in (48, 49)]
+        answers = await asyncio.gather(*asks, return_exceptions=True)
+        await client.close()
+        return answers
+
+    good, bad = run(work())
+    assert good.outputs["output"].shape == (1, 3)
+    assert (bad.reason, bad.message[:28]) == ("malformed", "an input leads to an index t")
+    assert counts_of(host, "shifted") == {"malformed": 1, "good": 1, "failed": 0}
+    assert not host.executor.malformed
+
+
+@pytest.mark.parametrize("name", ["gather", "embedding_bag"])
+def test_torch_says_in_other_words_that_an_index_is_outside(host, monkeypatch, name):
+    table, index = torch.zeros(5, 3), torch.tensor([[7, 1, 0]])
+
+    def launch(segments):
+        if name == "gather":
+            torch.gather(table, 0, index)
+        else:
+            torch.nn.functional.embedding_bag(index, table)
+
+    monkeypatch.setattr(host.device, "run", launch)
+    with pytest.raises(LaunchError, match="index"):
+        host.executor._run([])
 
 
 def test_cancelled_request_is_withdrawn(host):

@@ -71,6 +71,23 @@ def feed(metrics: SchedulerMetrics) -> None:
     )
 
 
+def test_a_port_in_use_is_replaced_by_a_free_one_and_said(caplog):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = make_metrics().serve(port)
+        try:
+            assert server.server_port not in (0, port)
+            url = f"http://127.0.0.1:{server.server_port}/metrics"
+            with urllib.request.urlopen(url) as answer:
+                assert b"coissue_launches_total" in answer.read()
+        finally:
+            server.shutdown()
+            server.server_close()
+    (line,) = caplog.messages
+    assert line.startswith(f"scheduler.metrics_port={port} cannot be used: ")
+    assert line.endswith(f"taken instead: {server.server_port}")
+
+
 def test_records_become_the_right_numbers():
     metrics = make_metrics()
     feed(metrics)

@@ -14,7 +14,7 @@ from coissue.deployments.channel.checking import (
     check_values,
     render_shape,
 )
-from coissue.deployments.channel.frames import PortInfo, TenantInfo
+from coissue.deployments.channel.frames import NUMPY_DTYPES, PortInfo, TenantInfo
 from coissue.kernels.ir import Dim, R, T, fixed
 
 TEXT = TenantInfo(
@@ -132,3 +132,18 @@ def test_values_that_are_not_finite(dtype, value):
     with pytest.raises(InferError, match="'x': has NaN or Inf") as error:
         check_values(strict, [tensor(value)])
     assert error.value.reason == "malformed"
+
+
+@pytest.mark.parametrize("dtype", ["u8", "i8", "i32", "i64"])
+def test_an_index_beyond_its_table_is_refused_with_the_range(dtype):
+    info = TenantInfo("m", 1, "ready", (PortInfo("ids", dtype, (R, T), below=50),), rows_limit=8)
+    numpy_dtype = NUMPY_DTYPES[dtype]
+    check_values(info, [np.array([[0, 49]], numpy_dtype)])
+    check_values(info, [np.zeros((0, 4), numpy_dtype)])
+    for bad in (50, -1, 127):
+        if bad < 0 and dtype == "u8":
+            continue
+        with pytest.raises(InferError) as error:
+            check_values(info, [np.array([[3, bad], [60, 0]], numpy_dtype)])
+        assert error.value.reason == "malformed"
+        assert error.value.message == f"input 'ids': index {bad}, allowed: 0 to 49"

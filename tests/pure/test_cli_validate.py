@@ -6,12 +6,14 @@ import copy
 import http.server
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from datetime import date
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import yaml
@@ -144,6 +146,12 @@ BAD = [
     ("applications.0.deployments", [{"nam": 1}], "applications.0.deployments.0.nam: unknown key"),
     ("http_options.prot", 1, "http_options.prot: unknown key"),
     ("http_options.port", "high", "http_options.port: Input should be a valid integer, not 'high'"),
+    ("http_options.port", 0, "http_options.port: Input should be greater than or equal to 1, not"),
+    (
+        f"{ARGS}.tenants.1.model",
+        {"checkpoint": "x", "architecture": "zzz"},
+        f"{T1}.model.architecture: Input should be 'bert', 'minilm', 'mlp' or 'resnet18', not 'zzz",
+    ),
     ("http_options.port", 70_000, "http_options.port: Input should be less than or equal to 65535"),
     ("logging_config.access_log", 1, "logging_config.access_log: unknown key"),
     ("proxy_location", "Here", "proxy_location: Input should be 'Disabled', 'HeadOnly' or"),
@@ -231,10 +239,79 @@ def test_every_level_is_strict_and_every_number_has_two_bounds(level):
     check(level.model_json_schema(), level.__name__)
 
 
-def test_several_errors_are_counted(tmp_path):
+def errors(config):
+    with pytest.raises(ConfigError) as caught:
+        config_file._check(config)
+    return str(caught.value).splitlines()
+
+
+def test_every_error_has_its_line(tmp_path):
     config = copy.deepcopy(CONFIG)
-    config["applications"][0]["args"]["tenants"][0] = {}
-    assert validate(tmp_path, yaml.safe_dump(config))[1].endswith("(and 2 more)")
+    config["applications"][0]["args"]["tenants"][0] = {"slo": 3}
+    lines = [f"{ARGS}.tenants.0.{end}" for end in ("name: missing", "model: missing")]
+    slo = f"{ARGS}.tenants.0.slo: Input should be a valid string, not 3"
+    assert errors(config) == [*lines, slo]
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(config))
+    result = RUNNER.invoke(app, ["validate", str(path)])
+    assert result.output.splitlines() == [f"{path}: {line}" for line in [*lines, slo]]
+
+
+def test_at_most_twenty_errors_are_shown():
+    config = copy.deepcopy(CONFIG)
+    config["applications"][0]["args"]["tenants"] = [{"slo": "x"}] * 12
+    lines = errors(config)
+    assert len(lines) == 21
+    assert lines[-1] == "and 4 more"
+
+
+def test_the_only_tenant_with_one_wrong_key_is_one_error():
+    """Without its only item the list is too short, too: that is not a second error."""
+    config = copy.deepcopy(CONFIG)
+    del config["applications"][0]["args"]["tenants"][1]
+    config["applications"][0]["args"]["tenants"][0]["share"] = "lots"
+    (line,) = errors(config)
+    assert line.startswith(f"{ARGS}.tenants.0.share: Input should be a valid number")
+    assert line.endswith(", not 'lots'")
+
+
+def test_errors_of_the_whole_have_their_lines_too():
+    config = copy.deepcopy(CONFIG)
+    first, second = config["applications"][0]["args"]["tenants"]
+    first["slo"], second["name"] = "slow", "a"
+    slo, name = errors(config)
+    assert slo.startswith(f"{ARGS}.tenants.0.slo: no class 'slow'")
+    assert name == f"{ARGS}.tenants.1.name: 'a' is there twice"
+    for tenant in (first, second):
+        tenant |= {"slo": "fast", "handler": {"use": "txt"}}
+    second["name"] = "b"
+    paths = [line.partition(": ")[0] for line in errors(config)]
+    assert paths == [f"{ARGS}.tenants.{index}.handler.use" for index in (0, 1)]
+
+
+def test_one_tenant_is_not_tenants(tmp_path):
+    config = copy.deepcopy(CONFIG)
+    del config["applications"][0]["args"]["tenants"][1]
+    assert validate(tmp_path, yaml.safe_dump(config)) == (0, "ok: 1 tenant")
+
+
+@pytest.mark.parametrize(
+    ("import_path", "said"),
+    [
+        ("typo.app:app", "no module 'typo' here"),
+        ("json:dumsp", "no 'dumsp' in module 'json' here"),
+        ("json.dumps", None),
+        ("json:dumps", None),
+    ],
+)
+def test_the_import_path_of_another_application_is_looked_for(tmp_path, import_path, said):
+    config = copy.deepcopy(CONFIG)
+    config["applications"].append({"name": "own", "import_path": import_path})
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(config))
+    result = RUNNER.invoke(app, ["validate", str(path), "--strict"])
+    assert result.exit_code == bool(said)
+    assert result.stderr == (f"{path}: applications.1.import_path: {said}\n" if said else "")
 
 
 @pytest.mark.parametrize(
@@ -289,6 +366,20 @@ def test_validate_loads_neither_ray_nor_torch(tmp_path):
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["ok: 2 tenants", "[]"]
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize("name", ["minimal", "demo", "backbone", "empty"])
+def test_shipped_configs_are_good(tmp_path, monkeypatch, name):
+    """The minimal one from any folder, whatever is there."""
+    if name == "minimal":
+        monkeypatch.chdir(tmp_path)
+    options = ["--strict"] if name == "minimal" else []
+    result = RUNNER.invoke(app, ["validate", str(CONFIGS / f"{name}.yaml"), *options])
+    assert (result.exit_code, result.stdout[:4]) == (0, "ok: ")
+    assert name != "minimal" or result.stderr == ""
 
 
 # --- what is not on this machine ----------------------------------------------------------------
@@ -405,6 +496,51 @@ def test_status_errors_are_one_line(serve, status, body, line):
     result = RUNNER.invoke(app, ["status", "--url", serve(status, body)])
     assert result.exit_code == 1
     assert line in result.output.splitlines()[-1]
+
+
+def test_trace_saves_the_timeline(serve, tmp_path):
+    data = b'{"traceEvents": [{"ph": "M"}, {"ph": "X"}]}'
+    url, path = serve(200, data), tmp_path / "trace.json"
+    result = RUNNER.invoke(app, ["trace", str(path), "--url", url])
+    assert (result.exit_code, path.read_bytes()) == (0, data)
+    assert result.output == f"{path}: 2 events; open it in https://ui.perfetto.dev\n"
+    result = RUNNER.invoke(app, ["trace", str(tmp_path / "no" / "trace.json"), "--url", url])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"{url}: no timeline: [Errno 2] No such file or directory: ")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "line"),
+    [
+        (404, b'{"error": "no route"}', "no timeline: HTTP 404"),
+        (502, b"<html>", "no timeline: HTTP 502"),
+        (200, b"[]", "no timeline: "),
+    ],
+)
+def test_trace_without_a_timeline_is_one_line(serve, tmp_path, status, body, line):
+    url, path = serve(status, body), tmp_path / "trace.json"
+    result = RUNNER.invoke(app, ["trace", str(path), "--url", url])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"{url}: {line}")
+    assert len(result.output.splitlines()) == 1
+    assert not path.exists()
+
+
+def test_a_port_that_does_not_speak_http_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet():
+            with server.accept()[0] as peer:
+                peer.sendall(b"+OK ready\r\n")
+                peer.recv(1000)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        result = RUNNER.invoke(app, ["status", "--url", url])
+        thread.join()
+    assert result.exit_code == 1
+    assert result.output == f"{url}: no status: what listens there does not speak HTTP\n"
 
 
 @pytest.mark.parametrize("port", ["1_0", "\u0661", "\xb2", "high", "70000"])

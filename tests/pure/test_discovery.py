@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from coissue.deployments import discovery
+from coissue.deployments.cli.main import app
 
 
 @pytest.fixture
@@ -28,6 +31,14 @@ def test_no_two_clusters_share_a_fallback_proxy(apply):
     ports = {apply()[name] for name in discovery.FALLBACK_PORTS}
     assert not ports & {"8500", "9500"}
     assert len(ports) == 2
+
+
+def test_coissue_flags_is_what_a_shell_sets():
+    result = CliRunner().invoke(app, ["flags"])
+    assert result.exit_code == 0
+    lines = [re.fullmatch(r"export (\w+)=(\d+)", line) for line in result.output.splitlines()]
+    assert {line[1] for line in lines} == set(discovery.choose_serve_flags())
+    assert "export RAY_SERVE_ENABLE_HA_PROXY=1" in result.output
 
 
 def test_flags_of_the_user_win(apply):

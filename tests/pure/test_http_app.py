@@ -72,7 +72,7 @@ def test_models_are_listed(server):
 def test_unknown_routes(server, path):
     reply = server.get(path)
     assert reply.status == 404
-    assert reply.error.startswith("no route")
+    assert reply.error == f"no route {path!r}"
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,19 @@ def test_unknown_tenant(server, path):
     assert (reply.status, reply.error) == (404, "no tenant 'zz'")
 
 
+def test_no_tenant_is_unknown_before_a_scheduler_has_told_of_any(server):
+    """At a start every tenant of the settings is asked for too early, and none is a mistake."""
+    known, server.client.directory = server.client.directory, {}
+    for path in ("/v2/models/m/infer", "/tenants/m", "/tenants/zz"):
+        reply = server.post(path, b"{}")
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        assert reply.error == "the scheduler is starting: no tenant is known yet"
+    server.client.directory = known
+    assert server.post("/tenants/zz", b"{}").status == 404
+    server.client.directory = {}
+    assert server.post("/tenants/zz", b"{}").status == 404
+
+
 def test_unknown_version(server):
     reply = server.post("/v2/models/m/versions/7/infer", GOOD)
     assert (reply.status, reply.error) == (404, "tenant 'm' has version 1, not '7'")
@@ -122,6 +135,8 @@ def test_route_prefix_is_cut(server):
         return reply["body"]
 
     assert b"coissue" in asyncio.run(ask("/a/v2"))
+    assert b'"tenants"' in asyncio.run(ask("/a"))
+    assert b"no route '/a/b'" in asyncio.run(ask("/a/b"))
     assert b"coissue" in asyncio.run(ask("/v2"))
 
 
@@ -129,6 +144,46 @@ def test_only_own_tenants():
     server = Server(tenants=frozenset({"two"}))
     assert server.post("/tenants/m", b"{}").status == 404
     assert server.get("/v2/models").json == {"models": ["two"]}
+
+
+METRICS = b"""\
+# HELP coissue_launches_total Launches
+# TYPE coissue_launches_total counter
+coissue_launches_total 3.0
+# HELP coissue_requests_total Requests
+# TYPE coissue_requests_total counter
+coissue_requests_total{outcome="failed",tenant="m"} 1.0
+coissue_requests_total{outcome="failed",tenant="two"} 2.0
+coissue_requests_total{outcome="failed",tenant="two-b"} 4.0
+# HELP coissue_rejections_total Refused
+# TYPE coissue_rejections_total counter
+coissue_rejections_total{reason="x",tenant="m"} 1.0
+"""
+
+
+def test_own_application_shows_nothing_of_other_tenants():
+    server = Server(tenants=frozenset({"two"}))
+    states = {name: [info.state, info.reason] for name, info in server.client.directory.items()}
+    told = {"policy": "space_time", "device": "cpu", "requests_open": 7, "tenants": states}
+    server.client.told |= {"metrics": METRICS, "status": json.dumps(told).encode()}
+    assert server.get("/metrics").body.decode().splitlines() == [
+        "# HELP coissue_requests_total Requests",
+        "# TYPE coissue_requests_total counter",
+        'coissue_requests_total{outcome="failed",tenant="two"} 2.0',
+    ]
+    status = server.get("/status").json
+    assert [tenant["name"] for tenant in status["tenants"]] == ["two"]
+    kept = {"policy": "space_time", "device": "cpu", "tenants": {"two": ["ready", ""]}}
+    assert status["scheduler"] == kept
+    reply = server.get("/timeline")
+    assert (reply.status, reply.error) == (404, "no route '/timeline': it shows all tenants")
+
+
+def test_timeline_comes_from_the_scheduler(server):
+    server.client.told["timeline"] = b'{"traceEvents": []}'
+    reply = server.get("/timeline")
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+    assert reply.json == {"traceEvents": []}
 
 
 # --- inference ----------------------------------------------------------------------------------
@@ -171,7 +226,11 @@ def test_plain_raw_needs_one_input_and_whole_rows(server):
 
 def test_short_floats_have_no_plain_json(server):
     reply = server.post("/tenants/half", {"inputs": {"x": [[1, 2]]}})
-    assert (reply.status, reply.error[:32]) == (400, "outputs.y: FP16 has no JSON form")
+    assert (reply.status, reply.error) == (
+        400,
+        "outputs.y: FP16 has no JSON form: ask /v2/models/half/infer for it, "
+        "with parameters.binary_data_output: true",
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,6 +241,8 @@ def test_short_floats_have_no_plain_json(server):
         ({"inputs": {}}, 400, "input 'x' is missing"),
         ({"inputs": {"q": [[1]]}}, 400, "inputs: 'q' is no input, there are: x"),
         ({"inputs": {"x": [1, 2, 3, 4]}}, 400, "inputs.x: a list nested 2 deep is needed, not 1"),
+        ({"inputs": {"x": []}}, 400, "inputs.x: rows: 0, at least one is needed"),
+        ({"inputs": {"x": [[]]}}, 400, "input 'x': shape [1, 0], allowed: [R, 4]"),
         ({"inputs": {"x": [[1, 2]]}}, 400, "input 'x': shape [1, 2], allowed: [R, 4]"),
         ({"inputs": {"x": [[1, 2], [3]]}}, 400, "inputs.x: lists of different lengths"),
         ({"inputs": {"x": [[1, 2, 3, "a"]]}}, 400, "inputs.x[0][3]: expected `float`, got `str`"),

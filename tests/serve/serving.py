@@ -147,6 +147,8 @@ class Up:
     settings: dict
     options: tuple[str, ...] = ()
     port: int = field(default_factory=find_free_port)
+    #: Keys of the application in the file.
+    application: dict = field(default_factory=lambda: {"name": "coissue", "route_prefix": "/"})
 
     def write_config(self) -> None:
         config = {
@@ -155,8 +157,7 @@ class Up:
             "logging_config": {"enable_access_log": False},
             "applications": [
                 {
-                    "name": "coissue",
-                    "route_prefix": "/",
+                    **self.application,
                     "import_path": "coissue.deployments.app:build",
                     "args": self.settings,
                 }
