@@ -167,7 +167,7 @@ def test_an_answer_after_the_deadline_is_an_error(path, body):
     server = Server()
     infer = server.client.infer
 
-    async def late(*args):
+    async def late(*args, **_):
         result = await infer(*args)
         await asyncio.sleep(0.15)
         return result
@@ -201,7 +201,7 @@ def test_a_large_json_answer_does_not_hold_up_others(path):
     answer = {"y": np.random.default_rng(0).random((1, values), np.float32)}
     infer = server.client.infer
 
-    async def given(name, *rest):
+    async def given(name, *rest, **_):
         return msgspec.structs.replace(await infer("m", *rest), outputs=answer)
 
     server.client.infer = given
