@@ -62,7 +62,7 @@ class HttpApp:
     ) -> None:
         self._client_source = client_source
         self._settings = settings
-        self._intake = Intake(settings)
+        self._intake = Intake(lambda: self._settings)
         #: Answers of this replica by reason ("ok" or a key of `STATUS`), since its start.
         self.counts: Counter[str] = Counter()
         #: (tenant or "", reason) -> answers that the scheduler has not been told of.
