@@ -62,8 +62,8 @@ def apply_serve_flags() -> None:
             os.environ[name] = str(find_port(0))
 
 
-#: Port -> what holds its claim until this process ends.
-_CLAIMS: dict[int, socket.socket] = {}
+#: Port -> the descriptor that holds its claim until this process ends.
+_CLAIMS: dict[int, int] = {}
 
 
 def claim_port(port: int) -> int:
@@ -79,7 +79,7 @@ def claim_port(port: int) -> int:
         except OSError:
             claim.close()
             return 0
-        _CLAIMS[port] = claim
+        _CLAIMS[port] = claim.detach()
     return find_port(port)
 
 
