@@ -65,8 +65,8 @@ def choose_serve_flags() -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in chosen.items()}
 
 
-#: Port -> what holds its claim until this process ends.
-_CLAIMS: dict[int, socket.socket] = {}
+#: Port -> the descriptor that holds its claim until this process ends.
+_CLAIMS: dict[int, int] = {}
 
 
 def claim_port(port: int) -> int:
@@ -82,7 +82,7 @@ def claim_port(port: int) -> int:
         except OSError:
             claim.close()
             return 0
-        _CLAIMS[port] = claim
+        _CLAIMS[port] = claim.detach()
     return find_port(port)
 
 

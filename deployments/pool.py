@@ -40,14 +40,12 @@ class Pool:
         parsed = AppSettings.model_validate(settings)
         self._handlers.expect(parsed)
         pool = parsed.pool
-        self._http.configure(
-            HttpSettings(
-                body_bytes=pool.body_bytes,
-                body_seconds=pool.body_seconds,
-                ongoing=pool.ongoing_requests,
-                held_bytes=pool.held_bytes,
-                find_handler=self._handlers.find,
-            )
+        self._http.settings = HttpSettings(
+            body_bytes=pool.body_bytes,
+            body_seconds=pool.body_seconds,
+            ongoing=pool.ongoing_requests,
+            held_bytes=pool.held_bytes,
+            find_handler=self._handlers.find,
         )
 
     def __serve_build_asgi_app__(self) -> HttpApp:

@@ -70,18 +70,15 @@ class HttpApp:
         self, client_source: Callable[[], SchedulerClient | None], settings: HttpSettings
     ) -> None:
         self._client_source = client_source
+        #: May be replaced at any time.
         self.settings = settings
-        self._intake = Intake(settings)
+        self._intake = Intake(lambda: self.settings)
         #: A scheduler has told of tenants: from then on, others are unknown.
         self._has_heard = False
         #: Answers of this replica by reason ("ok" or a key of `STATUS`), since its start.
         self.counts: Counter[str] = Counter()
         #: (tenant or "", reason) -> answers that the scheduler has not been told of.
         self._untold: Counter[tuple[str, str]] = Counter()
-
-    def configure(self, settings: HttpSettings) -> None:
-        """At any time; requests that are open keep what they hold."""
-        self.settings = self._intake.limits = settings
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -64,13 +64,17 @@ class Due:
 
 
 class Intake:
-    """Counts what is in the replica now."""
+    """Counts what is in the replica now. The limits may change meanwhile."""
 
-    def __init__(self, limits: IntakeLimits) -> None:
-        self.limits = limits
+    def __init__(self, limits: Callable[[], IntakeLimits]) -> None:
+        self._limits = limits
         self.ongoing = 0
         self.reading = 0
         self.held_bytes = 0
+
+    @property
+    def limits(self) -> IntakeLimits:
+        return self._limits()
 
     @contextmanager
     def open(self) -> Iterator[Body]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def test_of_two_that_start_together_one_gets_the_port(apply):
     assert got == [0, port]
     assert discovery.claim_port(port) == port  # given back when its process ended
     assert discovery.claim_port(port) == port
-    discovery._CLAIMS.pop(port).close()
+    os.close(discovery._CLAIMS.pop(port))
 
 
 def test_statistics_ports_are_free_ones_where_the_usual_are_claimed(apply, monkeypatch):
