@@ -46,7 +46,9 @@ def serve_until_interrupted(
         with _deployed(config, settings) as http:
             base = _base_url(http, config, address)
             if http.port != port:
-                console.print(f"Serve runs here with port {http.port}: used, not the YAML's.")
+                console.print(
+                    f"Serve runs here with port {http.port}: used, not http_options.port."
+                )
             if haproxy and address is None:
                 _warn_of_statistics(console)
             if _show_progress(base, config, settings, console, interrupted):
