@@ -150,7 +150,9 @@ def latest_end(ready: Ready, queue: ReadyQueue, alone_ns: int, end_ns: int) -> i
     horizon_ns = end_ns + (end_ns - alone_ns)
     heads: list[tuple[int, int]] = []
     for level in ready.levels[:LATE]:
-        places = [0] if level else []
+        if not level or level[0][0] >= horizon_ns:
+            continue
+        places = [0]
         for _ in range(_LOOKS):
             if not places:
                 break

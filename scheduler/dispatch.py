@@ -63,8 +63,13 @@ class Dispatch:
         for kernel in batch.members:
             request = kernel.request
             index = kernel.index
-            if index not in request.retried:
-                self._uncount(kernel)
+            if index in request.retried:
+                pass  # the backlog has let go of it
+            elif kernel.part is None:
+                kernel.charge_ns = request.charges[index]
+                self._backlog.remove(request, index)
+            else:
+                self._uncount(kernel, kernel.part)
             request.states[index] = IN_FLIGHT
             request.in_flight += 1
             request.lane = lane = lane + 1
@@ -82,11 +87,11 @@ class Dispatch:
         self.flights[launch_id] = Flight(launch, batch, now_ns)
         return launch
 
-    def _uncount(self, kernel: Kernel) -> None:
-        """Takes what is launched out of the backlog."""
-        request, index, part = kernel.request, kernel.index, kernel.part
+    def _uncount(self, kernel: Kernel, part: tuple[int, int]) -> None:
+        """Takes the part that is launched out of the backlog."""
+        request, index = kernel.request, kernel.index
         kernel.charge_ns = request.charges[index]
-        if part is None or part[1] == request.rows:
+        if part[1] == request.rows:
             self._backlog.remove(request, index)
             return
         kernel.charge_ns = kernel.charge_ns * (part[1] - part[0]) // (request.rows - part[0])

@@ -87,7 +87,7 @@ class Fairness:
 
     def charge(self, request: Request, more_ns: int) -> None:
         """The request takes so much more device time than its tenant's finish reckons with."""
-        request.tenant.finish_ns += self.fair_ns(request, more_ns)
+        request.tenant.finish_ns += int(more_ns * self.shares / request.program.spec.share)
 
     def give_way(self, begin_ns: int, event: Submitted, lack: Lack) -> list[Request]:
         """Requests that begin late enough to give way to `event`, which begins at `begin_ns`; empty

@@ -1,7 +1,7 @@
 """Health: tenants that slow their groups run alone for a while, and those that always fail are out.
 
 NOTE. The papers evict degraded workers without a rule (O7, T6); this is ours (C15). *Pace* is the
-logarithm of measured over predicted time of launches, of late: for each tenant over the launches it
+logarithm of measured over predicted time of groups, of late: for each tenant over the launches it
 was in, for each signature over all. A tenant whose pace is `SLOW` above its signature's for
 `PATIENCE` launches in a row leaves the groups: its kernels share launches with its own requests
 only. After `ALONE_NS`, twice as long with each strike, it comes back on probation, and has a clean
@@ -71,17 +71,18 @@ class Health:
         self.alone: dict[str, Tenant] = {}
 
     def landed(self, flight: Flight, measured_ns: int, now_ns: int) -> None:
-        """A launch came back."""
+        """A launch came back. Those of one member tell nothing of who slows others."""
+        if self.alone:
+            self._let_back(now_ns)
+        if len(flight.members) < 2:
+            return
         signature = flight.launch.signature
         ratio = max(measured_ns, 1) / max(flight.launch.predicted_ns, 1)
         pace = min(max(log2(ratio), -CLIP), CLIP)
         usual = self._paces.get(signature, 0.0)
         self._paces[signature] = usual + NEWEST * (pace - usual)
-        if len(flight.members) > 1:
-            for tenant in dict.fromkeys([kernel.request.tenant for kernel in flight.members]):
-                self._observe(tenant, pace - usual, now_ns)
-        if self.alone:
-            self._let_back(now_ns)
+        for tenant in dict.fromkeys([kernel.request.tenant for kernel in flight.members]):
+            self._observe(tenant, pace - usual, now_ns)
 
     def _observe(self, tenant: Tenant, pace: float, now_ns: int) -> None:
         record = self._records.get(tenant.name)

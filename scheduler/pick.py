@@ -25,6 +25,8 @@ def pick(ready: Ready, now_ns: int) -> ReadyQueue | None:
     """The queue whose head leads; None: nothing may be launched."""
     lead: Kernel | None = None
     for priority, level in enumerate(ready.levels):
+        if not level or (lead is not None and level[0][0] >= now_ns):
+            continue  # nothing there is overdue
         while level and (queue := ready.top(priority)) is not None:
             kernel = queue.heap[0][3]
             if priority != LATE and is_lost(kernel, now_ns):
@@ -65,7 +67,7 @@ def resolve(
     still can afterwards. Nobody is weighed where nobody is spoiled.
     """
     kernel = lead.heap[0][3]
-    own_ns = cost.predict_ns(lead.signature, kernel.units, 1, 1)
+    own_ns = kernel.done_by_ns - kernel.latest_ns
     if kernel.request.first_launch_ns or is_overdue(kernel, now_ns):
         return lead
     rivals = _spoiled(lead, ready, now_ns, now_ns + own_ns)
@@ -92,7 +94,9 @@ def _spoiled(lead: ReadyQueue, ready: Ready, now_ns: int, end_ns: int) -> list[R
     """Other queues whose heads can be met now, but not once `end_ns` has come."""
     found: list[ReadyQueue] = []
     for level in ready.levels[:LATE]:
-        places = [0] if level else []
+        if not level or level[0][0] >= end_ns:
+            continue
+        places = [0]
         for _ in range(2 * RIVALS):
             if not places or len(found) >= RIVALS:
                 break

@@ -88,7 +88,8 @@ class Retire:
             self._fairness.charge(request, own_ns - kernel.charge_ns)
             request.last_done_ns = self.now_ns
             request.in_flight -= 1
-            request.cuts.discard(kernel.index)
+            if request.cuts:
+                request.cuts.discard(kernel.index)
             if request.state is not RUNNING:
                 self._return_late(request, kernel.index)
             elif kernel.part is None or kernel.part[1] == request.rows:

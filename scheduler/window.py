@@ -292,8 +292,13 @@ class Ready:
         """The queue with the least slack at this priority, None if none is there."""
         level = self.levels[priority]
         while level:
+            _, sequence, queue = level[0]
+            heap = queue.heap
+            # The usual case of `is_head`, without its calls.
+            if heap and heap[0][2] == sequence and heap[0][3].live and not queue.gated:
+                return queue
             if self.is_head(level[0]):
-                return level[0][2]
+                return queue
             heappop(level)
         return None
 
