@@ -38,6 +38,9 @@ POLICIES = ("space_time", "fifo", "time_only")
 LOAD = 0.9
 SHORT_MS, LONG_MS, SLO_MS = 2.0, 300.0, 20.0
 LONG_ROWS = 128
+#: Half of the default: the short tenant's 20 ms have to hold a launch of the long one, its own
+#: time and that of the other short requests that came meanwhile.
+BOUND_MS = 5.0
 EQUALS = 8
 WIDTH = 1024
 
@@ -53,7 +56,7 @@ def describe(name: str, slo: str, layers: int, rows: int, seed: int) -> dict[str
 def make_settings(tenants: list[dict[str, Any]], folder: Path) -> AppSettings:
     return AppSettings.model_validate({
         "device": {"kind": "cpu", "threads": 1, "memory_mib": 4096, "cache": str(folder)},
-        "scheduler": {"metrics_port": None},
+        "scheduler": {"metrics_port": None, "preemption_bound_ms": BOUND_MS},
         "slo_classes": {
             "tight": {"deadline_ms": SLO_MS, "objective": 0.99},
             "loose": {"deadline_ms": 60_000, "objective": 0.99},

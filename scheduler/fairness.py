@@ -1,7 +1,7 @@
 """Fair shares of the device: by when a request is due, and who gives way when there is no room.
 
-NOTE. If the device were shared fluidly by the tenants that have requests open, by their shares, a
-request would begin when its tenant's last one finished, and need its predicted device time over
+NOTE. If the device were shared fluidly by the tenants that are active, by their shares, a request
+would begin when its tenant's last one finished, and need its predicted device time over
 the tenant's part of the device. That gives each admitted request a fair begin and a fair finish, in
 real time and once for all. A tenant without open requests begins now: who was idle banks nothing.
 One with open requests begins no earlier than its oldest was submitted: credit is for being kept
@@ -22,6 +22,7 @@ than `LEAD` of their fair times.
 
 from __future__ import annotations
 
+from collections import deque
 from heapq import heapify, heappop, heappush
 from typing import Final, final
 
@@ -41,14 +42,18 @@ ADMITTED = RequestState.ADMITTED
 class Fairness:
     """Fair times of the open requests, and which of them begin last."""
 
-    __slots__ = ("_latest", "_sequence", "enabled", "shares", "window_ns")
+    __slots__ = ("_latest", "_leaving", "_sequence", "enabled", "shares", "window_ns")
 
     def __init__(self, window_ns: int) -> None:
         self.window_ns = window_ns
         #: False: requests are due at their deadlines, and none gives way (baseline policies).
         self.enabled = True
-        #: Sum of the shares of tenants with open requests.
+        #: Sum of the shares of active tenants: with a request open now or within the window. Who
+        #: asks often but little has none open at most moments; a long request that did not reckon
+        #: with it would be due too early, and go before it.
         self.shares = 0.0
+        #: (when it is active no longer, tenant) of those without open requests, in that order.
+        self._leaving: deque[tuple[int, Tenant]] = deque()
         #: Heap of (-begin, sequence, request); those launched or ended are dropped on sight.
         self._latest: list[tuple[int, int, Request]] = []
         self._sequence = 0
@@ -66,9 +71,11 @@ class Fairness:
     def enter(self, request: Request, now_ns: int, open_count: int) -> None:
         """Gives an admitted request its fair times; to be called before the window has it."""
         tenant = request.tenant
-        if not tenant.open:
+        self._let_go(now_ns)
+        if not tenant.active_share:
             tenant.active_share = request.program.spec.share
             self.shares += tenant.active_share
+        tenant.active_until_ns = 0
         request.begin_ns = self.begin_ns(tenant, now_ns)
         request.fair_ns = self.fair_ns(request, sum(request.charges))
         tenant.finish_ns = request.begin_ns + request.fair_ns
@@ -81,9 +88,19 @@ class Fairness:
             self._latest = [entry for entry in self._latest if entry[2].state is ADMITTED]
             heapify(self._latest)
 
-    def leave(self, tenant: Tenant) -> None:
+    def leave(self, tenant: Tenant, now_ns: int) -> None:
         """The tenant's last open request has ended."""
-        self.shares = max(0.0, self.shares - tenant.active_share)
+        tenant.active_until_ns = now_ns + self.window_ns
+        self._leaving.append((tenant.active_until_ns, tenant))
+
+    def _let_go(self, now_ns: int) -> None:
+        """Tenants whose last request is longer ago than the window are not active any more."""
+        leaving = self._leaving
+        while leaving and leaving[0][0] <= now_ns:
+            until_ns, tenant = leaving.popleft()
+            if tenant.active_until_ns == until_ns:  # it has sent nothing since
+                self.shares = max(0.0, self.shares - tenant.active_share)
+                tenant.active_share = 0.0
 
     def charge(self, request: Request, more_ns: int) -> None:
         """The request takes so much more device time than its tenant's finish reckons with."""

@@ -197,7 +197,7 @@ class Retire:
         request.state = state
         self._window.close(request)
         if not request.tenant.open:
-            self._fairness.leave(request.tenant)
+            self._fairness.leave(request.tenant, self.now_ns)
         self.outcomes[outcome] += 1
         self.trace.add_request(
             RequestRecord(

@@ -33,8 +33,8 @@ class Tenant:
     """A tenant by name, over its versions."""
 
     __slots__ = (
-        "active_share", "alone", "caution", "failures", "finish_ns", "is_out", "name", "open",
-        "program", "turn",
+        "active_share", "active_until_ns", "alone", "caution", "failures", "finish_ns", "is_out",
+        "name", "open", "program", "turn",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -47,10 +47,11 @@ class Tenant:
         self.caution = 1000
         #: When `time_only` last served it: a counter.
         self.turn = 0
-        #: When its admitted requests would be done in its fair part of the device, and its share as
-        #: counted while it has open requests (see fairness).
+        #: When its admitted requests would be done in its fair part of the device, its share as
+        #: counted while it is active, and until when it is without open requests (see fairness).
         self.finish_ns = 0
         self.active_share = 0.0
+        self.active_until_ns = 0
         #: Out of the groups; requests in a row that failed; out of service (see health).
         self.alone = False
         self.failures = 0

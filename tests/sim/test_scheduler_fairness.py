@@ -201,3 +201,19 @@ def test_a_noisy_neighbour_costs_the_quiet_nothing():
     assert loop.good[0] >= 0.5 * 3 * 1000, "what the others leave is the neighbour's"
     assert Reason.OVER_SHARE in loop.reasons[0]
     assert all(Reason.OVER_SHARE not in reasons for reasons in loop.reasons[1:])
+
+
+def test_a_long_request_reckons_with_a_tenant_that_has_just_been_served():
+    """Else it would be due as if it had the device to itself, and go before the short ones."""
+    loop = ClosedLoop([(1.0, 1, 20 * MS, 1), (1.0, 100, 60 * SECOND, 1)], depth=0)
+    core = loop.core
+    (launch,) = [c for c in core.handle(loop.submit(0)) if isinstance(c, Launch)]
+    loop.now_ns += 1 * MS
+    core.handle(LaunchDone(loop.now_ns, launch.launch, 1 * MS))
+    loop.now_ns += 10 * MS
+    core.handle(loop.submit(1))
+    (request,) = core.window.open.values()
+    assert request.due_ns == loop.now_ns + 2 * 100 * MS + 100 * MS
+    loop.now_ns += 101 * MS
+    core.handle(loop.submit(1))
+    assert core.fairness.shares == 1.0
