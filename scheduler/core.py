@@ -188,7 +188,7 @@ class Core:
             self.retire.end(request, Outcome.CANCELLED, Reason.CLIENT_GONE)
 
     def _attach(self, event: Attached) -> None:
-        program = Program(event.tenant)
+        program = Program(event.tenant, self.limits.preemption_bound_ns)
         self.window.attach(program)
         self.health.forget(program.spec.name)
         for signature in dict.fromkeys(program.signatures):

@@ -42,10 +42,14 @@ class Profile:
 class Program:
     """A `TenantSpec` with what follows from it. Requests in flight keep the one they came with."""
 
-    __slots__ = ("_profiles", "producer_counts", "roots", "signatures", "spec", "successors")
+    __slots__ = (
+        "_bound_ns", "_profiles", "producer_counts", "roots", "signatures", "spec", "successors",
+    )  # fmt: skip
 
-    def __init__(self, spec: TenantSpec) -> None:
+    def __init__(self, spec: TenantSpec, bound_ns: int) -> None:
+        """`bound_ns`: kernels that take longer go in parts of rows, if they can."""
         self.spec = spec
+        self._bound_ns = bound_ns
         successors: list[list[int]] = [[] for _ in spec.kernels]
         for index, kernel in enumerate(spec.kernels):
             for producer in dict.fromkeys(kernel.producers):
@@ -92,12 +96,26 @@ class Program:
             units = tokens if kernel.per_token else rows
             sets = min(GROUP, max(1, len(weights.get(kernel.signature, ()))))
             own.append(cost.predict_ns(kernel.signature, units, 1, 1))
+            if kernel.splittable and own[-1] > self._bound_ns and rows > 1:
+                own[-1] = self._in_parts_ns(kernel.signature, units, rows, cost)
             grouped = cost.predict_ns(kernel.signature, units * GROUP, GROUP, sets)
             share.append(min(own[-1], grouped // GROUP))
         for index in reversed(range(len(tail))):
             after = max((tail[s] for s in self.successors[index]), default=0)
             tail[index] = own[index] + after
         return Profile(own, share, tail, now_ns)
+
+    def _in_parts_ns(self, signature: SignatureId, units: int, rows: int, cost: CostView) -> int:
+        """The time of all its parts: smaller launches do less per unit (see `Batch.split`)."""
+        per_row, fits, too_many = units // rows, 1, rows
+        while fits + 1 < too_many:
+            middle = (fits + too_many) // 2
+            if cost.predict_ns(signature, middle * per_row, 1, 1) <= self._bound_ns:
+                fits = middle
+            else:
+                too_many = middle
+        parts = -(-rows // fits)
+        return parts * cost.predict_ns(signature, -(-rows // parts) * per_row, 1, 1)
 
 
 def _round_up(size: int) -> int:

@@ -47,8 +47,7 @@ class Tenant:
         self.caution = 1000
         #: When `time_only` last served it: a counter.
         self.turn = 0
-        #: When its admitted requests would be done in its fair part of the device, its share as
-        #: counted while it is active, and until when it is without open requests (see fairness).
+        #: Its fair finish, its share as counted while it is active, and until when (see fairness).
         self.finish_ns = 0
         self.active_share = 0.0
         self.active_until_ns = 0
@@ -103,8 +102,7 @@ class Request:
         #: Predicted device time by kernel index, as counted in the backlog (see admission).
         self.charges: list[int] = []
         self.backlog_slot = 0
-        #: Its fair begin and how long it would take from there; when it should be done: at its
-        #: deadline, or earlier where its tenant waits too long for its share (see fairness).
+        #: Its fair begin and how long it would take from there; by when it is due (see fairness).
         self.begin_ns = 0
         self.fair_ns = 0
         self.due_ns = event.deadline_ns
@@ -236,8 +234,7 @@ class Ready:
     __slots__ = ("_families", "_sequence", "count", "levels", "queues")
 
     def __init__(self) -> None:
-        #: (signature, alone, tenant) -> queue; the tenant is named when it is out of the groups.
-        #: Bounded by the signatures of attached tenants.
+        #: (signature, alone, tenant out of the groups or "") -> queue; bounded by what is attached.
         self.queues: dict[tuple[SignatureId, bool, str], ReadyQueue] = {}
         #: The queues of each signature.
         self._families: dict[SignatureId, list[ReadyQueue]] = {}
@@ -251,9 +248,8 @@ class Ready:
     def queue(self, signature: SignatureId, alone: bool = False, owner: str = "") -> ReadyQueue:
         found = self.queues.get((signature, alone, owner))
         if found is None:
-            found = self.queues[signature, alone, owner] = ReadyQueue(
-                signature, alone=alone, owner=owner
-            )
+            found = ReadyQueue(signature, alone=alone, owner=owner)
+            self.queues[signature, alone, owner] = found
             family = self._families.setdefault(signature, [])
             found.gated = bool(family) and family[0].gated
             family.append(found)
@@ -294,8 +290,7 @@ class Ready:
         level = self.levels[priority]
         while level:
             _, sequence, queue = level[0]
-            heap = queue.heap
-            # The usual case of `is_head`, without its calls.
+            heap = queue.heap  # first the usual case of `is_head`, without its calls
             if heap and heap[0][2] == sequence and heap[0][3].live and not queue.gated:
                 return queue
             if self.is_head(level[0]):

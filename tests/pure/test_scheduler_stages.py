@@ -129,7 +129,7 @@ def test_the_backlog_agrees_with_a_plain_sum():
     """Against a list of (priority, deadline bucket, work), over several turns of the ring."""
     rng = Random(3)
     backlog, plain, now_ns = Backlog(), [], 0
-    program = Program(tenant("a", kernel(7)))
+    program = Program(tenant("a", kernel(7)), 10**9)
     for step in range(3000):
         now_ns += rng.randrange(WIDTH_NS)
         deadline_ns = now_ns + rng.randrange(BUCKETS // 2 * WIDTH_NS)
@@ -152,7 +152,7 @@ def test_the_backlog_agrees_with_a_plain_sum():
 
 
 def test_profiles_are_never_optimistic_about_sizes_between():
-    program = Program(tenant("a", kernel(7, per_token=True)))
+    program = Program(tenant("a", kernel(7, per_token=True)), 10**9)
     cost = LinearCost(100, 10, 0)
     for tokens in range(1, 400):
         profile = program.profile(1, tokens, 0, cost, {})
@@ -166,7 +166,7 @@ def test_profiles_are_never_optimistic_about_sizes_between():
 def test_slack_counts_the_longest_path():
     diamond = kernel(1), kernel(2, 0, 0), kernel(3, 0, 0), kernel(4, 0, 1, 2)
     cost = LinearCost(100, 0, 0, own={SignatureId(3): (700, 0)})
-    profile = Program(tenant("a", *diamond)).profile(1, 0, 0, cost, {})
+    profile = Program(tenant("a", *diamond), 10**9).profile(1, 0, 0, cost, {})
     assert profile.tail_ns == [900, 200, 800, 100]
     assert profile.path_ns == 900
 
@@ -208,7 +208,7 @@ def test_ready_against_a_plain_list():
     """Random pushes, takes and withdrawals: the head is always the least of what is there."""
     rng = Random(5)
     ready, plain = Ready(), {}
-    program = Program(tenant("a", *[kernel(s) for s in range(6)]))
+    program = Program(tenant("a", *[kernel(s) for s in range(6)]), 10**9)
     profile = program.profile(1, 0, 0, LinearCost(100, 10, 0), {})
     for step in range(4000):
         choice = rng.random()
