@@ -126,7 +126,9 @@ def overhead(device: CpuDevice, width: int, layers: int, tenants: int, same: boo
 def providers(device: CpuDevice) -> list[dict]:
     rows = []
     for k, n in SHAPES:
-        for count, ns in device.gemms.measured_ns(k, n).items():
+        device.gemms.choose(k, n)  # measures what it does not know, and stores it
+        stored = json.loads((device.cache_dir / "gemm.json").read_text())
+        for count, ns in stored["ns"][f"{k}x{n}"].items():
             best = min(ns, key=ns.__getitem__)
             shown = {name: round(value / 1000, 1) for name, value in ns.items()}
             rows.append({"K": k, "N": n, "rows": count, **dict.fromkeys(PROVIDERS, ""), **shown})
