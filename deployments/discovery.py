@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import socket
 from typing import Any
 
@@ -86,8 +87,14 @@ def claim_port(port: int) -> int:
     return find_port(port)
 
 
+#: Below the range of outgoing connections, any of which could take a port before it is used.
+_OWN_PORTS = range(20_000, 30_000)
+
+
 def find_port(port: int) -> int:
     """The port if nobody listens on it, or else 0; for port 0 a free one."""
+    if port == 0:
+        return next(filter(find_port, random.sample(_OWN_PORTS, len(_OWN_PORTS))), 0)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
