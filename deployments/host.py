@@ -111,7 +111,7 @@ class SchedulerHost:
     def _start_recorder(self) -> Recorder | None:
         if self.settings.scheduler.record_to is None:
             return None
-        # By lines, so that a crash loses none.
+        # By lines, so that a crash loses none. It is open as long as the host: `stop` closes it.
         self._recording = open(self.settings.scheduler.record_to, "w", buffering=1)  # noqa: SIM115
         return Recorder(
             self._recording.write, self.costs, limits=self._core_limits(),
@@ -249,7 +249,7 @@ class SchedulerHost:
         until = time.monotonic() + DRAIN_SECONDS
         stats = self.runtime.core.stats
         while self.runtime.call(stats).result().requests_open and time.monotonic() < until:
-            time.sleep(0.02)
+            time.sleep(0.02)  # on a control thread: nobody is told when the last request ends
 
     def set_policy(self, policy: str) -> None:
         if policy not in POLICIES:

@@ -70,7 +70,7 @@ def end_children() -> None:
                 pass
         except ChildProcessError:  # all gone, or nobody has to wait for them
             pass
-        time.sleep(0.005)
+        time.sleep(0.005)  # a killed child may have left another: look again, do not spin
 
 
 def supervise(work: Work, folder: str, answers: int, seconds: float, server: int) -> NoReturn:

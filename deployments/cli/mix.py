@@ -86,7 +86,7 @@ class Mix:
     trace: str | None = None
     trace_column: str = "TIMESTAMP"
     limits: CoreLimits = field(default_factory=CoreLimits)
-    device: DeviceModel = DeviceModel(noise=0.05, contention=0.4)  # noqa: RUF009
+    device: DeviceModel = field(default_factory=lambda: DeviceModel(noise=0.05, contention=0.4))
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:

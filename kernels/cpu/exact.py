@@ -59,6 +59,7 @@ def on_whole_vectors(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """An elementwise function, called on contiguous multiples of `VECTORS` elements only."""
 
     def run(*xs: Tensor) -> Tensor:
+        # torch does not annotate it.
         same = torch.broadcast_tensors(*xs)  # type: ignore[no-untyped-call]
         shape, count = same[0].shape, same[0].numel()
         flat = [x.contiguous().view(-1) for x in same]

@@ -154,8 +154,9 @@ def test_state_diagrams_are_in_step_with_the_tables(edges):
 
 @pytest.mark.parametrize("verb", ["gpu", "golden"])
 def test_verbs_without_anything_to_do_say_so(verb):
-    if (ROOT / "tests" / verb).is_dir():
-        pytest.skip("there is something to do")
+    if (ROOT / "tests" / verb).is_dir():  # then the verb has to run it
+        assert f"tests/{verb}" in (ROOT / "Makefile").read_text()
+        return
     run = subprocess.run(
         ["make", "--no-print-directory", verb], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -24,13 +24,13 @@ def hangs(pid_file=None):
         Path(pid_file).write_text(str(os.getpid()))
     signal.alarm(0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while True:
+    while True:  # it hangs: that is what is tested
         time.sleep(60)
 
 
 def kills_its_group():
     os.killpg(0, signal.SIGTERM)
-    time.sleep(60)
+    time.sleep(60)  # in the middle of its capture when the signal comes
 
 
 def parent_of(pid):
@@ -42,7 +42,7 @@ def kills_the_server(flag):
     if not Path(flag).exists():
         Path(flag).touch()
         os.kill(parent_of(os.getppid()), signal.SIGKILL)
-        time.sleep(60)
+        time.sleep(60)  # in the middle of its capture when the server dies
     return LINEAR
 
 
