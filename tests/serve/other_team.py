@@ -1,7 +1,8 @@
 """Another team's Serve, as a process: `python other_team.py PORT`, until its stdin ends.
 
 It starts a Ray, declares application "declared" and runs application "ran". Prints Ray's address;
-then, for each line that comes in, the state of its applications.
+then, for each line that comes in, the state of its applications; for the line "drivers" how many
+processes use this Ray that have not ended.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 
 import ray
 from ray import serve
+from ray._private.state import jobs
 from ray.serve._private.api import serve_start
 from ray.serve.schema import ServeDeploySchema
 
@@ -36,7 +38,10 @@ def main() -> None:
     client.deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
     serve.run(Hello.bind(), name="ran", route_prefix="/ran")
     print(json.dumps(context.address_info["gcs_address"]), flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        if line.strip() == "drivers":
+            print(json.dumps(sum(not job["IsDead"] for job in jobs())), flush=True)
+            continue
         found = client.get_serve_details()["applications"]
         print(json.dumps({name: app["status"] for name, app in found.items()}), flush=True)
     serve.shutdown()

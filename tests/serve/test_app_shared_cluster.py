@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from serving import TESTS, WAIT_S, Up, find_free_port, make_settings, poll
@@ -40,6 +39,10 @@ class Cluster:
 
     def states(self):
         print(file=self.process.stdin, flush=True)
+        return self._read()
+
+    def drivers(self):
+        print("drivers", file=self.process.stdin, flush=True)
         return self._read()
 
     def stop(self):
@@ -95,13 +98,15 @@ def test_a_route_of_others_is_refused(cluster, cache, tmp_path):
 
 
 def test_what_a_killed_one_left_behind_is_taken_over(cluster, cache, tmp_path):
+    before = cluster.drivers()
     up = start(cluster, cache, tmp_path)
     with up:
         poll("it is deployed", lambda: "coissue" in cluster.states())
+        assert cluster.drivers() > before
         os.killpg(up.process.pid, signal.SIGKILL)
         up.process.wait()
     assert "coissue" in cluster.states()
-    time.sleep(1)  # Ray notices that the driver is gone
+    poll("Ray notices that the driver is gone", lambda: cluster.drivers() <= before)
     (tmp_path / "again").mkdir()
     with start(cluster, cache, tmp_path / "again") as again:
         again.port = cluster.port
