@@ -85,9 +85,17 @@ Deployment = _level(
     max_ongoing_requests=(Annotated[int, Field(ge=1, le=65_536)], None),
     max_queued_requests=(Annotated[int, Field(ge=-1, le=1_000_000)], None),
 )
+#: A key that Ray does not know here lets Serve try again for ever.
+RuntimeEnv = _level(
+    "RuntimeEnv",
+    "working_dir py_modules py_executable container image_uri java_jars excludes pip uv conda "
+    "worker_process_setup_hook config",
+    env_vars=(dict[str, str], {}),
+)
 Application = _level(
     "Application",
-    "runtime_env autoscaling_policy external_scaler_enabled",
+    "autoscaling_policy external_scaler_enabled",
+    runtime_env=(RuntimeEnv, {}),
     import_path=(str, ...),
     name=(Annotated[str, AfterValidator(_check_app_name)], "default"),
     route_prefix=(Route | None, "/"),

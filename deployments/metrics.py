@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from coissue.deployments.http.errors import STATUS
 from coissue.scheduler.messages import Outcome, RequestId
 from coissue.scheduler.trace import LaunchRecord, RequestRecord
 
@@ -42,6 +43,8 @@ SLO_BAD = {
     Outcome.FAILED: "failed",
     Outcome.CANCELLED: "cancelled",
 }
+#: The same for what a replica answered before or after the scheduler, by HTTP status.
+SLO_BAD_STATUS = {429: "rejected", 500: "failed", 503: "rejected", 504: "late"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +211,13 @@ class SchedulerMetrics:
         self.tenant_device.add(tenant, amount=0)
 
     def count_refusals(self, tenant: str, reason: str, count: int) -> None:
-        """Requests a replica refused before they reached the scheduler (malformed, too large)."""
+        """Requests that a replica refused. Those not refused for the client's mistake count for
+        the objective too; one that is late only in the replica was done for the scheduler, and
+        counts there as well."""
         self.rejections.add(tenant, reason, amount=count)
+        verdict = SLO_BAD_STATUS.get(STATUS.get(reason, 500))
+        if verdict is not None and tenant in self._slo_class:
+            self.slo.add(tenant, self._slo_class[tenant], verdict, amount=count)
 
     def observe(
         self,

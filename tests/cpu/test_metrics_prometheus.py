@@ -106,6 +106,27 @@ def test_records_become_the_right_numbers():
     assert value("coissue_tenants", {"state": "failed"}) == 1
 
 
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [("expired", "late"), ("replica_full", "rejected"), ("restarting", "rejected"),
+     ("handler_failed", "failed"), ("malformed", None), ("too_large", None)],
+)  # fmt: skip
+def test_what_a_replica_refuses_counts_for_the_objective_unless_the_client_is_to_blame(
+    reason, outcome
+):
+    metrics = make_metrics()
+    value = metrics.registry.get_sample_value
+    outcomes = {"tenant": "a", "slo_class": "fast"}
+    metrics.count_refusals("a", reason, 3)
+    metrics.count_refusals("", reason, 2)  # of no tenant
+    counts = {
+        name: value("coissue_slo_requests_total", {**outcomes, "outcome": name})
+        for name in ("good", "late", "rejected", "failed", "cancelled")
+    }
+    assert {name: n for name, n in counts.items() if n} == ({outcome: 3} if outcome else {})
+    assert value("coissue_rejections_total", {"tenant": "a", "reason": reason}) == 3
+
+
 def test_every_objective_is_a_bucket_boundary():
     settings = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())
     classes = settings["applications"][0]["args"]["slo_classes"].values()

@@ -142,6 +142,7 @@ BAD = [
     ),
     ("applications.0.route_prefix", "/{a}", "applications.0.route_prefix: must look like '/' or "),
     ("http_options.root_path", "a", "http_options.root_path: Input should be ''"),
+    ("applications.0.runtime_env", {"nope": 1}, "applications.0.runtime_env.nope: unknown key"),
     ("applications.0.host", "h", "applications.0.host: unknown key"),
     ("applications.0.deployments", [{"nam": 1}], "applications.0.deployments.0.nam: unknown key"),
     ("http_options.prot", 1, "http_options.prot: unknown key"),
