@@ -1,0 +1,139 @@
+"""From a kernel's nodes to the kernel: schedules of the roots, memory, price (F8, F10, F11)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from coissue.kernels.stitch.graph import Graph, Kind
+from coissue.kernels.stitch.plan import Schedule, StitchedKernel
+from coissue.kernels.stitch.price import Machine, Measured, choose_rows, estimate_ns
+from coissue.kernels.stitch.schedules import list_schedules, propagate
+from coissue.kernels.stitch.shared import Draft, Memory, cheap_buffers, plan_memory
+from coissue.kernels.stitch.spans import close_over, find_readers, find_work, span_of
+
+#: Ways of cutting several roots into one number of blocks that are tried.
+COMBINATIONS_LIMIT: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    #: Of shared memory per block.
+    budget_bytes: int
+    #: Per block.
+    threads: int
+    machine: Machine
+    measured: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    kernel: StitchedKernel
+    price_ns: float
+    #: Nodes that are computed again for want of shared memory.
+    shrunk: tuple[int, ...]
+
+
+class Tuner:
+    """The best kernel of any set of nodes of one graph; each set is tuned once."""
+
+    def __init__(self, graph: Graph, settings: Settings) -> None:
+        self.graph, self.settings = graph, settings
+        self.work = tuple(find_work(graph))
+        self.readers = find_readers(graph, frozenset(self.work))
+        self.spans = span_of(graph)
+        self._places = frozenset(self.work)
+        self._known: dict[frozenset[int], Tuned | None] = {}
+
+    def tune(self, members: Collection[int]) -> Tuned | None:
+        """None if they cannot be one kernel within the budget."""
+        key = frozenset(members)
+        if key not in self._known:
+            self._known[key] = self._tune(key)
+        return self._known[key]
+
+    def price(self, members: Collection[int]) -> float:
+        found = self.tune(members)
+        return float("inf") if found is None else found.price_ns
+
+    def outputs(self, members: Collection[int]) -> tuple[int, ...]:
+        """Members that the graph hands out or others read."""
+        return tuple(
+            index
+            for index in sorted(members)
+            if index in self.graph.outputs or any(r not in members for r in self.readers[index])
+        )
+
+    def _tune(self, members: frozenset[int]) -> Tuned | None:
+        nodes = close_over(self.graph, members, self._places)
+        outputs = self.outputs(members)
+        read = {operand for index in nodes for operand in self.graph.nodes[index].operands}
+        sinks = [index for index in outputs if index not in read]
+        best: Tuned | None = None
+        for blocks, roots in combine({i: list_schedules(self.graph.nodes[i].shape) for i in sinks},
+                                     self.graph):  # fmt: skip
+            schedules = propagate(self.graph, nodes, roots, outputs, blocks)
+            if schedules is None:
+                continue
+            draft = Draft(self.graph, nodes, outputs, blocks, schedules)
+            found = self._settle(draft)
+            if found is not None and (best is None or found.price_ns < best.price_ns):
+                best = found
+        return best
+
+    def _settle(self, draft: Draft) -> Tuned | None:
+        """The kernel of a draft, with or without the buffers that only save cheap arithmetic."""
+        cheap = cheap_buffers(draft)
+        found: list[Tuned] = []
+        for given_up in ((), tuple(cheap)) if cheap else ((),):
+            memory = plan_memory(draft, self.spans, self.settings.budget_bytes, given_up)
+            if memory is not None:
+                found.append(self._finish(draft, memory, len(given_up)))
+        return min(found, key=lambda tuned: tuned.price_ns, default=None)
+
+    def _finish(self, draft: Draft, memory: Memory, dropped: int) -> Tuned:
+        nodes, inside = self.graph.nodes, set(draft.nodes)
+        read = dict.fromkeys(o for index in draft.nodes for o in nodes[index].operands)
+        inputs = tuple(
+            o for o in sorted(read) if o not in inside and nodes[o].kind is not Kind.CONSTANT
+        )
+        threads = self.settings.threads
+        kernel = StitchedKernel(
+            nodes=draft.nodes,
+            roots=draft.outputs,
+            inputs=inputs,
+            outputs=draft.outputs,
+            blocks=draft.blocks,
+            schedules={i: draft.schedules[i] for i in (*draft.nodes, *inputs)},
+            homes=memory.homes,
+            buffers=memory.buffers,
+            shared_bytes=memory.shared_bytes,
+            rows={
+                i: choose_rows(draft, i, threads)[0]
+                for i in draft.nodes
+                if nodes[i].kind is Kind.REDUCE
+            },
+            threads=threads,
+        )
+        price = estimate_ns(
+            draft, memory.homes, inputs, self.settings.machine, threads, self.settings.measured
+        )
+        return Tuned(kernel, price, memory.shrunk[dropped:])
+
+
+def combine(
+    choices: Mapping[int, Sequence[Schedule]], graph: Graph
+) -> Iterator[tuple[int, dict[int, Schedule]]]:
+    """F11, stage 1: for each number of blocks that all roots can have, their schedules."""
+    by_blocks: dict[int, dict[int, list[Schedule]]] = {}
+    for index, schedules in choices.items():
+        for schedule in schedules:
+            blocks = schedule.blocks(graph.nodes[index].shape)
+            by_blocks.setdefault(blocks, {}).setdefault(index, []).append(schedule)
+    for blocks, found in sorted(by_blocks.items(), reverse=True):
+        if len(found) == len(choices):
+            ways = itertools.product(*(found[index] for index in choices))
+            for way in itertools.islice(ways, COMBINATIONS_LIMIT):
+                yield blocks, dict(zip(choices, way, strict=True))
