@@ -10,10 +10,24 @@ from coissue.kernels.stitch.builder import GraphBuilder
 from coissue.kernels.stitch.graph import Graph, Kind
 
 EXTENTS = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 12])
-SHAPES = st.lists(EXTENTS, min_size=0, max_size=3).map(tuple)
+SIZE_LIMIT = 1500
+SHAPES = (
+    st.lists(EXTENTS, max_size=4).map(tuple).filter(lambda shape: math.prod(shape) <= SIZE_LIMIT)
+)
 UNARY = ("exp", "neg", "tanh", "abs", "sigmoid")
 BINARY = ("add", "mul", "maximum", "sub", "div")
-MOVES = ("reduce", "broadcast", "reshape", "transpose", "slice", "concat", "dot", "gather")
+MOVES = (
+    "softmax",
+    "norm",
+    "reduce",
+    "broadcast",
+    "reshape",
+    "transpose",
+    "slice",
+    "concat",
+    "dot",
+    "gather",
+)
 SIZE_LIMIT = 1500
 
 
@@ -40,7 +54,7 @@ class Draw:
 
     def like(self, shape) -> int:
         """A node of that shape: one there is, or a new parameter."""
-        found = [i for i in self.floats if self.builder.shape(i) in (shape, ())]
+        found = [i for i in self.floats[1:] if self.builder.shape(i) in (shape, ())]
         return (
             self.pick(found) if found and self.pick((True, True, False)) else self.parameter(shape)
         )
@@ -77,6 +91,21 @@ class Draw:
         axes = self.data.draw(st.sets(st.sampled_from(range(len(shape))), min_size=1))
         self.add(self.builder.reduce(self.pick(("sum", "amax")), x, sorted(axes)))
 
+    def softmax(self, x, shape):
+        """Over one axis, so that buffers can be shared."""
+        b, axis = self.builder, self.pick(range(len(shape)))
+        kept = [i for i in range(len(shape)) if i != axis]
+        top = b.broadcast(b.reduce("amax", x, (axis,)), kept, shape)
+        raised = b.pointwise("exp", b.pointwise("sub", x, top))
+        total = b.broadcast(b.reduce("sum", raised, (axis,)), kept, shape)
+        self.add(b.pointwise("div", raised, total))
+
+    def norm(self, x, shape):
+        b, axes = self.builder, (len(shape) - 1,)
+        power = b.reduce("sum", b.pointwise("mul", x, x), axes)
+        scale = b.pointwise("rsqrt", b.pointwise("exp", power))
+        self.add(b.pointwise("mul", x, b.broadcast(scale, range(len(shape) - 1), shape)))
+
     def transpose(self, x, shape):
         self.add(self.builder.transpose(x, self.data.draw(st.permutations(range(len(shape))))))
 
@@ -108,7 +137,8 @@ class Draw:
         made = [i for i in self.floats if self.builder.nodes[i].kind is not Kind.PARAMETER]
         read = {o for node in self.builder.nodes for o in node.operands}
         ends = [i for i in made if i not in read]
-        extra = self.data.draw(st.sets(st.sampled_from(made), max_size=2)) if made else set()
+        few = self.pick((0, 0, 1, 2))
+        extra = self.data.draw(st.sets(st.sampled_from(made), max_size=few)) if made else set()
         chosen = sorted({*ends, *extra})
         results = [(i, 1000 + i, self.builder.shape(i)) for i in chosen]
         return self.builder.finish(results)

@@ -51,7 +51,8 @@ class Tuner:
         """None if they cannot be one kernel within the budget."""
         key = frozenset(members)
         if key not in self._known:
-            self._known[key] = self._tune(key)
+            found = self.candidates(key)
+            self._known[key] = min(found, key=lambda tuned: tuned.price_ns, default=None)
         return self._known[key]
 
     def price(self, members: Collection[int]) -> float:
@@ -66,32 +67,28 @@ class Tuner:
             if index in self.graph.outputs or any(r not in members for r in self.readers[index])
         )
 
-    def _tune(self, members: frozenset[int]) -> Tuned | None:
+    def candidates(self, members: Collection[int]) -> Iterator[Tuned]:
+        """Every kernel of these nodes that is legal and within the budget."""
         nodes = close_over(self.graph, members, self._places)
         outputs = self.outputs(members)
         read = {operand for index in nodes for operand in self.graph.nodes[index].operands}
-        sinks = [index for index in outputs if index not in read]
-        best: Tuned | None = None
-        for blocks, roots in combine({i: list_schedules(self.graph.nodes[i].shape) for i in sinks},
-                                     self.graph):  # fmt: skip
+        choices = {
+            index: list_schedules(self.graph.nodes[index].shape)
+            for index in outputs
+            if index not in read
+        }
+        for blocks, roots in combine(choices, self.graph):
             schedules = propagate(self.graph, nodes, roots, outputs, blocks)
-            if schedules is None:
-                continue
-            draft = Draft(self.graph, nodes, outputs, blocks, schedules)
-            found = self._settle(draft)
-            if found is not None and (best is None or found.price_ns < best.price_ns):
-                best = found
-        return best
+            if schedules is not None:
+                yield from self._settle(Draft(self.graph, nodes, outputs, blocks, schedules))
 
-    def _settle(self, draft: Draft) -> Tuned | None:
-        """The kernel of a draft, with or without the buffers that only save cheap arithmetic."""
-        cheap = cheap_buffers(draft)
-        found: list[Tuned] = []
-        for given_up in ((), tuple(cheap)) if cheap else ((),):
+    def _settle(self, draft: Draft) -> Iterator[Tuned]:
+        """The kernel of a draft, with and without the buffers that only save cheap arithmetic."""
+        cheap = tuple(cheap_buffers(draft))
+        for given_up in ((), cheap) if cheap else ((),):
             memory = plan_memory(draft, self.spans, self.settings.budget_bytes, given_up)
             if memory is not None:
-                found.append(self._finish(draft, memory, len(given_up)))
-        return min(found, key=lambda tuned: tuned.price_ns, default=None)
+                yield self._finish(draft, memory, len(given_up))
 
     def _finish(self, draft: Draft, memory: Memory, dropped: int) -> Tuned:
         nodes, inside = self.graph.nodes, set(draft.nodes)

@@ -9,6 +9,7 @@ from random_graphs import graphs
 from stitch_graphs import PlanRun, evaluate, fill
 
 from coissue.kernels.stitch.check import check_plan
+from coissue.kernels.stitch.plan import StitchPlan
 from coissue.kernels.stitch.price import cpu, gpu
 from coissue.kernels.stitch.search import Search, plan
 from coissue.kernels.stitch.tune import Settings, Tuner
@@ -26,6 +27,24 @@ def test_a_plan_is_legal_and_means_the_graph(graph, setting, seed):
     values = evaluate(graph, parameters)
     for index, made in zip(graph.outputs, PlanRun(found, parameters).outputs(), strict=True):
         np.testing.assert_array_equal(made, values[index])
+
+
+@settings(max_examples=200, deadline=None)
+@given(graphs(steps=6), SETTINGS, st.data())
+def test_every_candidate_is_legal_and_means_the_graph(graph, setting, data):
+    """Not only the cheapest: most have more blocks."""
+    threads, budget_bytes = setting
+    tuner = Tuner(graph, Settings(budget_bytes, threads, gpu(threads)))
+    found = list(tuner.candidates(tuner.work))
+    if not found:
+        return
+    kernel = data.draw(st.sampled_from(found)).kernel
+    made = StitchPlan(graph, (kernel,))
+    check_plan(made, budget_bytes)
+    parameters = fill(graph, np.random.default_rng(0))
+    values = evaluate(graph, parameters)
+    for index, array in zip(graph.outputs, PlanRun(made, parameters).outputs(), strict=True):
+        np.testing.assert_array_equal(array, values[index])
 
 
 @settings(max_examples=100, deadline=None)
