@@ -125,7 +125,7 @@ class Search:
         if not any(reader in fused for reader in readers):
             return False
         apart = self._tuner.price(fused) + self._tuner.price({index})
-        return self._tuner.price(fused | {index}) <= apart
+        return self._tuner.price(fused | {index}, base=fused) <= apart
 
     def _score(self, pattern: Pattern) -> float:
         """G4: ns saved by memory not touched and launches not made, less parallelism lost."""

@@ -16,6 +16,8 @@ from coissue.kernels.stitch.spans import close_over, find_readers, find_work, sp
 
 #: Ways of cutting several roots into one number of blocks that are tried.
 COMBINATIONS_LIMIT: Final = 16
+#: Blocks, and the schedules of a kernel's roots that have as many.
+Way = tuple[int, dict[int, Schedule]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +48,21 @@ class Tuner:
         self.spans = span_of(graph)
         self._places = frozenset(self.work)
         self._known: dict[frozenset[int], Tuned | None] = {}
+        #: Nodes -> how their roots can be cut.
+        self._ways: dict[frozenset[int], list[Way]] = {}
 
-    def tune(self, members: Collection[int]) -> Tuned | None:
-        """None if they cannot be one kernel within the budget."""
+    def tune(self, members: Collection[int], base: Collection[int] = ()) -> Tuned | None:
+        """None if they cannot be one kernel within the budget.
+
+        `base`: some of them, tuned before. What its roots could not be, they cannot be here."""
         key = frozenset(members)
         if key not in self._known:
-            found = self.candidates(key)
+            found = self.candidates(key, self._ways.get(frozenset(base)))
             self._known[key] = min(found, key=lambda tuned: tuned.price_ns, default=None)
         return self._known[key]
 
-    def price(self, members: Collection[int]) -> float:
-        found = self.tune(members)
+    def price(self, members: Collection[int], base: Collection[int] = ()) -> float:
+        found = self.tune(members, base)
         return float("inf") if found is None else found.price_ns
 
     def outputs(self, members: Collection[int]) -> tuple[int, ...]:
@@ -67,19 +73,22 @@ class Tuner:
             if index in self.graph.outputs or any(r not in members for r in self.readers[index])
         )
 
-    def candidates(self, members: Collection[int]) -> Iterator[Tuned]:
+    def candidates(
+        self, members: frozenset[int], base: Sequence[Way] | None = None
+    ) -> Iterator[Tuned]:
         """Every kernel of these nodes that is legal and within the budget."""
         nodes = close_over(self.graph, members, self._places)
         outputs = self.outputs(members)
         read = {operand for index in nodes for operand in self.graph.nodes[index].operands}
-        choices = {
-            index: list_schedules(self.graph.nodes[index].shape)
-            for index in outputs
-            if index not in read
-        }
-        for blocks, roots in combine(choices, self.graph):
+        sinks = [index for index in outputs if index not in read]
+        if base is None or any(list(roots) != sinks for _, roots in base[:1]):
+            shapes = {index: self.graph.nodes[index].shape for index in sinks}
+            base = list(combine(shapes))
+        ways = self._ways[members] = []
+        for blocks, roots in base:
             schedules = propagate(self.graph, nodes, roots, outputs, blocks)
             if schedules is not None:
+                ways.append((blocks, roots))
                 yield from self._settle(Draft(self.graph, nodes, outputs, blocks, schedules))
 
     def _settle(self, draft: Draft) -> Iterator[Tuned]:
@@ -120,17 +129,15 @@ class Tuner:
         return Tuned(kernel, price, memory.shrunk[dropped:])
 
 
-def combine(
-    choices: Mapping[int, Sequence[Schedule]], graph: Graph
-) -> Iterator[tuple[int, dict[int, Schedule]]]:
+def combine(shapes: Mapping[int, tuple[int, ...]]) -> Iterator[Way]:
     """F11, stage 1: for each number of blocks that all roots can have, their schedules."""
     by_blocks: dict[int, dict[int, list[Schedule]]] = {}
-    for index, schedules in choices.items():
-        for schedule in schedules:
-            blocks = schedule.blocks(graph.nodes[index].shape)
-            by_blocks.setdefault(blocks, {}).setdefault(index, []).append(schedule)
-    for blocks, found in sorted(by_blocks.items(), reverse=True):
-        if len(found) == len(choices):
-            ways = itertools.product(*(found[index] for index in choices))
+    for index, shape in shapes.items():
+        for schedule in list_schedules(shape):
+            found = by_blocks.setdefault(schedule.blocks(shape), {})
+            found.setdefault(index, []).append(schedule)
+    for blocks, found in sorted(by_blocks.items()):
+        if len(found) == len(shapes):
+            ways = itertools.product(*(found[index] for index in shapes))
             for way in itertools.islice(ways, COMBINATIONS_LIMIT):
-                yield blocks, dict(zip(choices, way, strict=True))
+                yield blocks, dict(zip(shapes, way, strict=True))
