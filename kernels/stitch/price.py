@@ -13,8 +13,8 @@ from coissue.kernels.stitch.plan import Home, Rows, Schedule
 from coissue.kernels.stitch.shared import Draft, list_loops, walk_loop
 from coissue.kernels.stitch.spans import EXPENSIVE, GIVEN, VIEWS
 
-#: ns of one node in all blocks of a unit, or None where nobody has measured it (`library`).
-Measured = Callable[[Node, Schedule, int], float | None]
+#: ns of one block of one node under a schedule; None where nobody has measured it (`library`).
+Measured = Callable[[Graph, int, Schedule], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ WARP: Final = 32
 
 
 def cpu() -> Machine:
-    return Machine(launch_ns=200, bytes_per_ns=8, step_ns=0.5, loop_ns=5, lanes=8, slots=1)
+    return Machine(launch_ns=200, bytes_per_ns=8, step_ns=0.2, loop_ns=5, lanes=8, slots=1)
 
 
 def gpu(threads: int) -> Machine:
@@ -119,7 +119,8 @@ def _loop_ns(
     read = [index for index, _ in walk_loop(draft, homes, loop)]
     inline = [index for index in (loop, *read) if homes.get(index) is Home.INLINE or index == loop]
     if measured is not None:
-        times = [measured(nodes[i], draft.schedules[i], draft.blocks) for i in inline]
+        busy = [index for index in inline if nodes[index].kind not in VIEWS]
+        times = [measured(draft.graph, index, draft.schedules[index]) for index in busy]
         if None not in times:
             return sum(time for time in times if time is not None)
     kept = sum(0.5 for index in read if index in homes and index not in inline)

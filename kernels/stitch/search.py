@@ -21,7 +21,7 @@ from typing import Final
 from coissue.kernels.ir import DTYPE_BYTES
 from coissue.kernels.stitch.graph import Graph
 from coissue.kernels.stitch.plan import StitchPlan
-from coissue.kernels.stitch.price import Machine, Measured, cpu, gpu
+from coissue.kernels.stitch.price import Machine, Measured, bytes_moved, cpu, gpu
 from coissue.kernels.stitch.spans import HEAVY, find_operands
 from coissue.kernels.stitch.tune import Settings, Tuned, Tuner
 
@@ -160,7 +160,7 @@ def _merge(tuner: Tuner, patterns: Sequence[Pattern]) -> tuple[Pattern, ...]:
         for one, other in list(combinations(found, 2))[:PAIRS_LIMIT]:
             gain = tuner.price(one) + tuner.price(other) - _joint_price(tuner, one, other)
             rest = [pattern for pattern in found if pattern not in (one, other)]
-            if gain > saved_ns and _can_order(tuner, [*rest, one | other]):
+            if gain > saved_ns and can_order(tuner, [*rest, one | other]):
                 best, saved_ns = (one, other, rest), gain
         if best is None:
             return tuple(found)
@@ -168,24 +168,25 @@ def _merge(tuner: Tuner, patterns: Sequence[Pattern]) -> tuple[Pattern, ...]:
 
 
 def _joint_price(tuner: Tuner, one: Pattern, other: Pattern) -> float:
-    touching = any(
-        reader in other or reader in one
-        for index in one | other
-        for reader in tuner.readers[index]
-        if (index in one) != (reader in one)
-    )
-    if not touching and _footprint(tuner.graph, tuner, one | other) > FOOTPRINT_BYTES_LIMIT:
+    """F2: what does not touch must be small together."""
+    if not touch(tuner, one, other) and _footprint(tuner, one | other) > FOOTPRINT_BYTES_LIMIT:
         return float("inf")
     return tuner.price(one | other)
 
 
-def _footprint(graph: Graph, tuner: Tuner, pattern: Pattern) -> int:
-    outside = {o for i in pattern for o in graph.nodes[i].operands if o not in pattern}
-    crossing = [graph.nodes[index] for index in (*outside, *tuner.outputs(pattern))]
-    return sum(node.size * DTYPE_BYTES[node.dtype] for node in crossing)
+def touch(tuner: Tuner, one: Pattern, other: Pattern) -> bool:
+    """Whether one reads what the other makes."""
+    pairs = ((one, other), (other, one))
+    return any(reader in b for a, b in pairs for index in a for reader in tuner.readers[index])
 
 
-def _can_order(tuner: Tuner, patterns: Sequence[Pattern]) -> bool:
+def _footprint(tuner: Tuner, pattern: Pattern) -> int:
+    """Bytes per unit that go in and out."""
+    operands = {o for index in pattern for o in tuner.graph.nodes[index].operands}
+    return bytes_moved(tuner.graph, tuple(operands - pattern), tuner.outputs(pattern))
+
+
+def can_order(tuner: Tuner, patterns: Sequence[Pattern]) -> bool:
     return len(order(tuner, patterns)) == len(patterns)
 
 

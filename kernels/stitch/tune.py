@@ -97,36 +97,34 @@ class Tuner:
         for given_up in ((), cheap) if cheap else ((),):
             memory = plan_memory(draft, self.spans, self.settings.budget_bytes, given_up)
             if memory is not None:
-                yield self._finish(draft, memory, len(given_up))
+                yield finish(draft, memory, self.settings, len(given_up))
 
-    def _finish(self, draft: Draft, memory: Memory, dropped: int) -> Tuned:
-        nodes, inside = self.graph.nodes, set(draft.nodes)
-        read = dict.fromkeys(o for index in draft.nodes for o in nodes[index].operands)
-        inputs = tuple(
-            o for o in sorted(read) if o not in inside and nodes[o].kind is not Kind.CONSTANT
-        )
-        threads = self.settings.threads
-        kernel = StitchedKernel(
-            nodes=draft.nodes,
-            roots=draft.outputs,
-            inputs=inputs,
-            outputs=draft.outputs,
-            blocks=draft.blocks,
-            schedules={i: draft.schedules[i] for i in (*draft.nodes, *inputs)},
-            homes=memory.homes,
-            buffers=memory.buffers,
-            shared_bytes=memory.shared_bytes,
-            rows={
-                i: choose_rows(draft, i, threads)[0]
-                for i in draft.nodes
-                if nodes[i].kind is Kind.REDUCE
-            },
-            threads=threads,
-        )
-        price = estimate_ns(
-            draft, memory.homes, inputs, self.settings.machine, threads, self.settings.measured
-        )
-        return Tuned(kernel, price, memory.shrunk[dropped:])
+
+def finish(draft: Draft, memory: Memory, settings: Settings, dropped: int = 0) -> Tuned:
+    """`dropped`: how many buffers were given up for speed, not for want of space."""
+    nodes, inside, threads = draft.graph.nodes, set(draft.nodes), settings.threads
+    read = dict.fromkeys(o for index in draft.nodes for o in nodes[index].operands)
+    inputs = tuple(
+        o for o in sorted(read) if o not in inside and nodes[o].kind is not Kind.CONSTANT
+    )
+    reduces = [index for index in draft.nodes if nodes[index].kind is Kind.REDUCE]
+    kernel = StitchedKernel(
+        nodes=draft.nodes,
+        roots=draft.outputs,
+        inputs=inputs,
+        outputs=draft.outputs,
+        blocks=draft.blocks,
+        schedules={i: draft.schedules[i] for i in (*draft.nodes, *inputs)},
+        homes=memory.homes,
+        buffers=memory.buffers,
+        shared_bytes=memory.shared_bytes,
+        rows={index: choose_rows(draft, index, threads)[0] for index in reduces},
+        threads=threads,
+    )
+    price_ns = estimate_ns(
+        draft, memory.homes, inputs, settings.machine, threads, settings.measured
+    )
+    return Tuned(kernel, price_ns, memory.shrunk[dropped:])
 
 
 def combine(shapes: Mapping[int, tuple[int, ...]]) -> Iterator[Way]:
