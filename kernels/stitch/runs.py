@@ -8,7 +8,7 @@ circle. An op that only later runs read sinks to the first of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from coissue.kernels.ir import ABSENT, Op
@@ -41,6 +41,13 @@ class _Finder:
         self._fixed = {i for i, mode in enumerate(kernel.modes) if mode is Mode.ONCE}
         self._maker = {v: i for i, op in enumerate(kernel.ops) for v in op.outputs}
         self._handed = set(kernel.outputs)
+        #: Per op: the ops that make what it reads -> whether both can be in one run.
+        self._makers = [self._find_makers(index) for index in range(len(kernel.ops))]
+        #: The other way round.
+        self._readers: list[dict[int, bool]] = [{} for _ in kernel.ops]
+        for index, makers in enumerate(self._makers):
+            for maker, joins in makers.items():
+                self._readers[maker][index] = joins
 
     def runs(self) -> list[Run]:
         depths = self._sunk(self._depths())
@@ -54,8 +61,7 @@ class _Finder:
                 found.append(Run(tuple(self._ops[index] for index in kept), unit))
         return found
 
-    def _makers(self, index: int) -> dict[int, bool]:
-        """The ops that make what op `index` reads -> whether both can be in one run."""
+    def _find_makers(self, index: int) -> dict[int, bool]:
         op = self._ops[index]
         found: dict[int, bool] = {}
         for place, value in enumerate(op.inputs):
@@ -71,23 +77,18 @@ class _Finder:
 
     def _depths(self) -> list[int]:
         depths: list[int] = []
-        for index in range(len(self._ops)):
-            makers = self._makers(index)
-            depths.append(
-                max((depths[m] + (m in self._units and not makers[m]) for m in makers), default=0)
-            )
+        for makers in self._makers:
+            exits = (depths[m] + (m in self._units and not joins) for m, joins in makers.items())
+            depths.append(max(exits, default=0))
         return depths
 
     def _sunk(self, depths: list[int]) -> list[int]:
         """Depths with each op as late as the first run that reads it."""
-        readers: dict[int, list[tuple[int, bool]]] = {}
-        for index in reversed(range(len(self._ops))):
-            found = readers.get(index, [])
+        for index in reversed(self._units):
+            found = self._readers[index]
             kept = self._handed.isdisjoint(self._ops[index].outputs)
-            if index in self._units and found and kept and all(joins for _, joins in found):
-                depths[index] = min(depths[reader] for reader, _ in found)
-            for maker, joins in self._makers(index).items():
-                readers.setdefault(maker, []).append((index, joins))
+            if found and kept and all(found.values()):
+                depths[index] = min(depths[reader] for reader in found)
         return depths
 
     def _computing(self, group: Sequence[int]) -> list[int]:
@@ -100,14 +101,35 @@ class _Finder:
             return index
 
         for index in group:
-            for maker in self._makers(index):
+            for maker in self._makers[index]:
                 if maker in root:
                     root[find(index)] = find(maker)
         busy = {find(index) for index in group if self._ops[index].name not in VIEWS}
-        return [index for index in group if find(index) in busy]
+        return self._trimmed([index for index in group if find(index) in busy])
 
+    def _trimmed(self, group: Sequence[int]) -> list[int]:
+        """Without moves at the rim that are free outside and copies inside: of values from outside,
+        if others need them too, and of values that are handed out anyway."""
+        kept = dict.fromkeys(group)
+        views = [index for index in group if self._ops[index].name in VIEWS]
+        first: set[int] = set()
+        for index in views:
+            if all(maker in first for maker in self._makers[index] if maker in kept):
+                first.add(index)
+        last: set[int] = set()
+        for index in reversed(views):
+            if all(reader in last for reader in self._readers[index] if reader in kept):
+                last.add(index)
+        for index in reversed(views):
+            if index in first and self._is_handed_out(index, kept):
+                del kept[index]
+        for index in views:
+            makers = [maker for maker in self._makers[index] if maker in kept]
+            if index in last and all(self._is_handed_out(m, {*kept, index}) for m in makers):
+                kept.pop(index, None)
+        return list(kept)
 
-def positions(kernel: Kernel, runs: Sequence[Run]) -> Mapping[int, int]:
-    """Place of an op in `kernel.ops` -> the run it is in."""
-    home = {op.outputs: number for number, run in enumerate(runs) for op in run.ops}
-    return {i: home[op.outputs] for i, op in enumerate(kernel.ops) if op.outputs in home}
+    def _is_handed_out(self, index: int, group: Container[int]) -> bool:
+        """Whether an op's value is needed outside of a group that the op is in."""
+        outside = any(reader not in group for reader in self._readers[index])
+        return outside or not self._handed.isdisjoint(self._ops[index].outputs)
