@@ -155,7 +155,7 @@ class PlanRun:
 
 class BlockRun:
     def __init__(self, graph: Graph, kernel: StitchedKernel, block: int, outside):
-        self.graph, self.kernel, self.outside = graph, kernel, outside
+        self.graph, self.kernel, self.block, self.outside = graph, kernel, block, outside
         #: Materialised node -> (array, which elements this block has of it now).
         self.stored = {}
         for index in kernel.nodes:
@@ -177,7 +177,7 @@ class BlockRun:
         if node.kind is Kind.CONSTANT:
             return self._compute(index)
         assert index in self.kernel.inputs, f"node {index} is no input"
-        return self.outside[index], np.ones(node.shape, bool)
+        return self.outside[index], block_mask(node, self.kernel, index, self.block)
 
     def _compute(self, index: int):
         node = self.graph.nodes[index]

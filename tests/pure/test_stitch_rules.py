@@ -104,11 +104,13 @@ TABLE = [
      WHOLE),
     ("reduce, column", make(Kind.REDUCE, (4, 8), axes=(1,), name="sum"), [CUBE], col(1, 2),
      col(2, 2)),
+    ("reduce, between", make(Kind.REDUCE, (6, 2), axes=(0, 2), name="sum"), [(4, 6, 8, 2)],
+     col(0, 3), WHOLE),
     ("reduce, one axis left", make(Kind.REDUCE, (8,), axes=(0, 1), name="sum"), [CUBE],
      Schedule(0, 4), col(2, 4)),
     ("dot, sword 1", make(Kind.DOT, (4, 5, 6), 2), [(4, 5, 3), (4, 3, 6)], Schedule(1, 1),
      Schedule(1, 1)),
-    ("dot, rows", make(Kind.DOT, (4, 6, 6), 2), [(4, 6, 3), (4, 3, 6)], Schedule(1, 2),
+    ("dot, rows", make(Kind.DOT, (4, 6, 6), 2), [(4, 6, 6), (4, 6, 6)], Schedule(1, 2),
      (Schedule(1, 2), WHOLE)),
     ("dot, column", make(Kind.DOT, (4, 5, 6), 2), [(4, 5, 3), (4, 3, 6)], col(2, 2), WHOLE),
     ("reshape", make(Kind.RESHAPE, CUBE), [(24, 8)], Schedule(1, 3), Schedule(0, 12)),
@@ -148,6 +150,21 @@ def test_several_roots_have_one_number_of_blocks():
     assert {blocks for blocks, _ in ways} == {1, 2, 3, 6}
     for blocks, roots in ways:
         assert roots[0].blocks((4, 6)) == roots[1].blocks((6,)) == blocks
+
+
+def test_what_is_handed_out_is_made_once():
+    b = GraphBuilder()
+    first = b.pointwise("exp", b.parameter((4,), "f32", 0, True))
+    graph = finish(b, first, b.pointwise("neg", b.broadcast(first, (1,), (8, 4))))
+    made = {tuned.kernel.blocks for tuned in candidates(graph)}
+    assert made == {1, 2, 4}  # columns of the larger output, but none of its 8 rows
+    for tuned in candidates(graph):
+        assert tuned.kernel.schedules[graph.outputs[0]].blocks((4,)) == tuned.kernel.blocks
+
+
+def candidates(graph):
+    tuner = tuner_of(graph)
+    return list(tuner.candidates(frozenset(tuner.work)))
 
 
 # --- F14, F15, F16: shared memory ----------------------------------------------------------------
