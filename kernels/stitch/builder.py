@@ -202,7 +202,11 @@ def _live(nodes: Sequence[Node], outputs: Sequence[int]) -> Graph:
             needed.update(nodes[index].operands)
     kept = sorted(needed)
     number = {old: new for new, old in enumerate(kept)}
-    moved = tuple(
-        replace(nodes[old], operands=tuple(number[o] for o in nodes[old].operands)) for old in kept
-    )
-    return Graph(moved, tuple(number[output] for output in outputs))
+    moved: list[Node] = []
+    for old in kept:
+        operands = tuple(number[operand] for operand in nodes[old].operands)
+        per_unit = old in outputs or any(moved[operand].per_unit for operand in operands)
+        if nodes[old].kind is Kind.PARAMETER:
+            per_unit = nodes[old].per_unit
+        moved.append(replace(nodes[old], operands=operands, per_unit=per_unit))
+    return Graph(tuple(moved), tuple(number[output] for output in outputs))

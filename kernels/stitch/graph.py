@@ -60,7 +60,8 @@ class Node:
     axes: tuple[int, ...] = ()
     #: Of a CONSTANT.
     value: float | int | bool | None = None
-    #: Of a PARAMETER; of any other node whether it depends on one that is.
+    #: Of a PARAMETER; of any other node whether it is an output or depends on one that is. Where
+    #: no output of a kernel is, one unit makes them for all.
     per_unit: bool = True
     #: The IR value that this node is, or -1: parameters, outputs, and what explains itself by it.
     source: int = -1

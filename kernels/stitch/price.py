@@ -70,7 +70,7 @@ def choose_rows(draft: Draft, index: int, threads: int) -> tuple[Rows, int]:
 
     Short rows are packed, one per thread or per warp; long ones take the whole block."""
     rows = draft.elements(index)
-    length = _reduced(draft, index)
+    length = draft.length(index)
     if threads < 2 * WARP:
         return Rows.THREAD, math.ceil(rows * length / max(1, min(threads, rows)))
     turns = {
@@ -80,15 +80,6 @@ def choose_rows(draft: Draft, index: int, threads: int) -> tuple[Rows, int]:
     }
     best = min(turns, key=lambda kind: turns[kind])
     return best, turns[best]
-
-
-def _reduced(draft: Draft, index: int) -> int:
-    """Elements that become one."""
-    node = draft.graph.nodes[index]
-    operand = draft.graph.nodes[node.operands[0]]
-    if node.kind is Kind.DOT:
-        return operand.shape[-1]
-    return math.prod(operand.shape[axis] for axis in node.axes)
 
 
 def estimate_ns(
@@ -134,7 +125,7 @@ def _turns(draft: Draft, loop: int, machine: Machine, threads: int) -> int:
     kind = draft.graph.nodes[loop].kind
     if kind is Kind.REDUCE and machine.slots > 1:
         return choose_rows(draft, loop, threads)[1]
-    length = _reduced(draft, loop) if kind in (Kind.REDUCE, Kind.DOT) else 1
+    length = draft.length(loop)
     if machine.slots > 1:
         return math.ceil(draft.elements(loop) / machine.lanes) * length
     return math.ceil(draft.elements(loop) * length / machine.lanes)

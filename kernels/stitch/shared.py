@@ -35,6 +35,14 @@ class Draft:
         size = self.graph.nodes[index].size
         return size if self.schedules[index] == WHOLE else size // self.blocks
 
+    def length(self, index: int) -> int:
+        """How many elements become one of the node's."""
+        node = self.graph.nodes[index]
+        if node.kind not in HEAVY:
+            return 1
+        shape = self.graph.nodes[node.operands[0]].shape
+        return shape[-1] if node.kind is Kind.DOT else math.prod(shape[axis] for axis in node.axes)
+
     def num_bytes(self, index: int) -> int:
         return self.elements(index) * DTYPE_BYTES[self.graph.nodes[index].dtype]
 
@@ -45,15 +53,15 @@ def find_homes(
     """F14: (where each node is, the rank of each buffer that recomputation could replace).
 
     Ranks in the order in which buffers are given up: 1 cheap and read by several loops, 2
-    expensive, and read by several or spread over more elements, 3 expensive and a factor of a DOT.
+    expensive, and read by several or by one that has more turns than it has elements, 3 expensive
+    and a factor of a DOT.
     Whoever is in `given_up` is computed again."""
     homes: dict[int, Home] = {}
     ranks: dict[int, int] = {}
     #: Node -> the loops that read it.
     loops: dict[int, dict[int, None]] = {index: {} for index in draft.nodes}
-    #: Nodes that a DOT reads, and those spread over more elements, through views.
+    #: Nodes that a DOT reads, through views.
     factors: set[int] = set()
-    spread: set[int] = set()
     for index in reversed(draft.nodes):
         node = draft.graph.nodes[index]
         if index in draft.outputs:
@@ -62,7 +70,7 @@ def find_homes(
             homes[index] = Home.SHARED
         else:
             homes[index] = Home.INLINE
-            rank = _rank(draft, index, len(loops[index]), index in factors, index in spread)
+            rank = _rank(draft, index, loops[index], index in factors)
             if rank and index not in given_up:
                 homes[index], ranks[index] = Home.SHARED, rank
         readers = loops[index] if homes[index] is Home.INLINE else {index: None}
@@ -71,19 +79,19 @@ def find_homes(
                 loops[operand].update(readers)
         if node.kind is Kind.DOT or (index in factors and node.kind in VIEWS):
             factors.update(node.operands)
-        if node.kind is Kind.BROADCAST or (index in spread and node.kind in VIEWS):
-            spread.update(node.operands)
     return homes, ranks
 
 
-def _rank(draft: Draft, index: int, loops: int, is_factor: bool, is_spread: bool) -> int:
+def _rank(draft: Draft, index: int, loops: Collection[int], is_factor: bool) -> int:
     node = draft.graph.nodes[index]
     is_cut = draft.blocks == 1 or draft.schedules[index] != WHOLE
     if node.kind in VIEWS or not is_cut or not node.operands:
         return 0
     if is_expensive(node):
-        return 3 if is_factor else 2 if loops > 1 or is_spread else 0
-    return 1 if loops > 1 and node.kind is Kind.POINTWISE else 0
+        turns = [draft.elements(loop) * draft.length(loop) for loop in loops]
+        is_again = len(turns) > 1 or max(turns, default=0) > draft.elements(index)
+        return 3 if is_factor else 2 if is_again else 0
+    return 1 if len(loops) > 1 and node.kind is Kind.POINTWISE else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ def test_a_lowered_op_means_what_the_interpreter_says(label):
     (op,) = lowered.program.ops
     graph = lower(lowered, [op])
     assert all(1 not in graph.nodes[i].shape for i in graph.outputs)
+    assert all(graph.nodes[i].per_unit for i in graph.outputs)
     for rows, tokens in case.sizes:
         arrays = case.arrays(rows, tokens)
         wanted = interpret(case.program(), *case.feed(arrays, rows, tokens))["y0"]
