@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import graphs
-from stitch_graphs import PlanRun, evaluate, fill
+from stitch_blocks import PlanRun, evaluate, fill
+from stitch_random import graphs
 
 from coissue.kernels.stitch.check import check_plan
 from coissue.kernels.stitch.plan import StitchPlan

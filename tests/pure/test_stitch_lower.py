@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from op_cases import CASES
-from stitch_graphs import evaluate
+from stitch_blocks import evaluate
 
 from coissue.kernels.interpreter import interpret, store
 from coissue.kernels.ir import DTYPE_BYTES

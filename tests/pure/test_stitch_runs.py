@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from packed import PackedRun
 from programs import MODELS, Builder
-from stitch_graphs import PlanRun
+from stitch_blocks import PlanRun
 
 from coissue.kernels.interpreter import interpret
 from coissue.kernels.ir import ABSENT, R, T
