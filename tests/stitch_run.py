@@ -8,12 +8,12 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+from stitch_reference import from_memory, memory_dtype, to_memory
 
 from coissue.kernels.stitch.cpp import FLAGS, render_cpp
 from coissue.kernels.stitch.emit import emit
 from coissue.kernels.stitch.graph import Graph
 from coissue.kernels.stitch.plan import StitchedKernel
-from stitch_reference import from_memory, memory_dtype, to_memory
 
 
 def compile_cpp(source: str, folder: Path, flags=FLAGS) -> ctypes.CDLL:

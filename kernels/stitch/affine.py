@@ -1,8 +1,8 @@
 """Coordinates as sums of loop variables: index arithmetic that mostly disappears.
 
-NOTE the one idea: an index is a constant plus products of *atoms* (loop variables, or divisions that
-could not be resolved) with numbers, and the greatest value of each atom is known. Then a division
-by a number is exact for the terms it divides, and the rest vanishes if it stays below the number.
+NOTE the one idea: an index is a constant plus products of *atoms* (loop variables, or divisions
+that could not be resolved) with numbers, and the greatest value of each atom is known. Then a
+division by a number is exact for the terms it divides, and the rest vanishes if it stays below.
 Where a loop variable itself is what cannot be divided, `Split` says so: the caller runs it as two
 nested loops instead, and the division is gone.
 """
@@ -63,9 +63,10 @@ class Affine:
             return quotient, rest
         for atom, factor, most in rest.terms:
             inner = number // factor
-            if isinstance(atom, Var) and atom != BLOCK and number % factor == 0:
-                if (most + 1) % inner == 0 and most + 1 > inner:
-                    raise Split(atom, inner)
+            is_loop = isinstance(atom, Var) and atom != BLOCK
+            if is_loop and number % factor == 0 and (most + 1) % inner == 0 and most + 1 > inner:
+                assert isinstance(atom, Var)
+                raise Split(atom, inner)
         over = Call("floordiv", (rest.expr(), _number(number)), INDEX)
         under = Call("mod", (rest.expr(), _number(number)), INDEX)
         quotient = quotient + Affine(((over, 1, rest.greatest // number),))

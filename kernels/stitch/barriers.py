@@ -20,14 +20,13 @@ from coissue.kernels.stitch.loops import (
     Call,
     Const,
     Expr,
-    Load,
     ParallelLoop,
     Reduce,
     Space,
     Stmt,
     Store,
 )
-from coissue.kernels.stitch.merge import expressions
+from coissue.kernels.stitch.merge import loads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +105,8 @@ def _touched(
 ) -> Iterator[Access]:
     if isinstance(statement, Store):
         yield from _access(statement.array, statement.index, True, arrays, owner, threads)
-    if isinstance(statement, Reduce):
-        for inner in statement.body:
-            yield from _touched(inner, arrays, owner, threads)
-    for expr in expressions(statement):
-        for load in _loads(expr):
-            yield from _access(load.array, load.index, False, arrays, owner, threads)
-
-
-def _loads(expr: Expr) -> Iterator[Load]:
-    if isinstance(expr, Load):
-        yield expr
-        yield from _loads(expr.index)
-    elif isinstance(expr, Call):
-        for arg in expr.args:
-            yield from _loads(arg)
+    for load in loads_of(statement):
+        yield from _access(load.array, load.index, False, arrays, owner, threads)
 
 
 def _access(

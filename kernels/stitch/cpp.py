@@ -16,11 +16,12 @@ including denormals, infinities and NaN: exp 2, log 2, log1p 3, sigmoid 3, tanh 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
-from coissue.kernels.stitch.affine import BLOCK, INDEX
+from coissue.kernels.ir import DTYPE_BYTES
+from coissue.kernels.stitch.affine import BLOCK, INDEX, of
 from coissue.kernels.stitch.loops import (
     Array,
     Call,
@@ -36,8 +37,17 @@ from coissue.kernels.stitch.loops import (
     Store,
     Var,
 )
-from coissue.kernels.stitch.merge import merge_loops
-from coissue.kernels.stitch.render import Lines, Renderer, bare, by_depth, indent, read_header
+from coissue.kernels.stitch.merge import loads_of, merge_loops, variables
+from coissue.kernels.stitch.render import (
+    BOOL_COMBINE,
+    COMBINE,
+    Lines,
+    Renderer,
+    bare,
+    by_depth,
+    indent,
+    read_header,
+)
 
 #: -fwrapv: integers wrap. No flag that would change what NaN and infinity do. Loops are never
 #: peeled for alignment: results must not depend on addresses.
@@ -47,27 +57,25 @@ FLAGS: Final = (
 )  # fmt: skip
 
 _UNIT: Final = Var("unit", INDEX)
-_PRAGMA_REDUCTIONS: Final = "\n".join(
-    f"#pragma omp declare reduction(co_{name} : float, double : "
-    f"omp_out = co_{combine}(omp_out, omp_in)) initializer(omp_priv = omp_orig)"
-    for name, combine in (("amax", "maximum"), ("amin", "minimum"))
-)
+_SIMD: Final = "#pragma omp simd"
+#: Partial results of a reduction: as many bytes as two to four vector registers have.
+_LANE_BYTES: Final = 256
+#: Shorter loops are not worth lanes.
+_SHORT: Final = 8
 
 
 def render_cpp(kernels: Sequence[LoopKernel]) -> str:
     """One translation unit with a function per kernel."""
     dialect = CppRenderer()
-    parts = [*map(read_header, dialect.HEADERS), _PRAGMA_REDUCTIONS]
+    parts = map(read_header, dialect.HEADERS)
     return "\n".join([*parts, *("\n".join(dialect.kernel(kernel)) for kernel in kernels), ""])
 
 
 class CppRenderer(Renderer):
     INDEX: ClassVar[str] = "int64_t"
+    #: Partial results that are held otherwise in an array.
+    LANES: ClassVar[dict[str, str]] = {"bool": "uint8_t"}
     HEADERS: ClassVar[tuple[str, ...]] = ("types.h", "math_cpu.h", "scalars.h")
-    #: What `#pragma omp simd reduction` calls each reduction.
-    CLAUSES: ClassVar[dict[str, str]] = {
-        "sum": "+", "prod": "*", "any": "|", "all": "&", "amax": "co_amax", "amin": "co_amin",
-    }  # fmt: skip
 
     def kernel(self, kernel: LoopKernel) -> Lines:
         head = (
@@ -118,11 +126,11 @@ class CppRenderer(Renderer):
         first, times = loop.vars[0].name, loop.extents[0]
         levels = by_depth(loop.vars, loop.body)
         body = self.nest(loop.vars[1:], loop.extents[1:], levels[1:])
-        head = (
-            f"for (int64_t {first} = first_unit * {times}; {first} < last_unit * {times}; "
-            f"++{first}) {{"
+        start, end = (
+            f"{n}_unit * {times}" if times > 1 else f"{n}_unit" for n in ("first", "last")
         )
-        pragma = ["#pragma omp simd"] if len(loop.vars) == 1 else []
+        head = f"for (int64_t {first} = {start}; {first} < {end}; ++{first}) {{"
+        pragma = [_SIMD] if len(loop.vars) == 1 else []
         pointers = self.pointers(kernel, None, moved=False)
         return [*pointers, *self.statements(levels[0]), *pragma, head, *indent(body), "}"]
 
@@ -133,9 +141,11 @@ class CppRenderer(Renderer):
         body = self.statements(levels[0])
         if not vars_:
             return body
+        if len(vars_) == 1 and _is_column(vars_[0], extents[0], levels[1]):
+            return [*body, *self.column(vars_[0], extents[0], levels[1])]
         inner = self.nest(vars_[1:], extents[1:], levels[1:])
         if len(vars_) == 1 and not any(isinstance(s, Reduce) for s in levels[1]):
-            body = [*body, "#pragma omp simd"]
+            body = [*body, _SIMD]
         return [*body, *self.loop(vars_[0], extents[0], inner)]
 
     def parallel(self, loop: ParallelLoop) -> Lines:
@@ -143,40 +153,146 @@ class CppRenderer(Renderer):
         return ["{", *indent(body), "}"]
 
     def reduce(self, reduce: Reduce) -> Lines:
-        into, dtype = reduce.into.name, reduce.into.dtype
-        start = self.expr(self.neutral(reduce.name, dtype))
-        levels = by_depth(reduce.vars, reduce.body)
-        combine = self.combined(reduce.name, into, bare(self.expr(reduce.value)))
-        clause = f"#pragma omp simd reduction({self.clause(reduce)} : {into})"
-        return [
-            f"{self.HELD[dtype]} {into} = {start};",
-            *self.turns(reduce.vars, reduce.extents, levels, combine, clause),
-        ]
+        """In the order of memory, with lanes where the innermost loop is long enough.
 
-    def clause(self, reduce: Reduce) -> str:
-        floats = reduce.into.dtype in ("f16", "bf16", "f32", "f64")
-        return (
-            self.CLAUSES[reduce.name] if floats else self.CLAUSES[reduce.name].replace("co_a", "")
-        )
+        The order of additions depends on the extents alone: not on addresses, nor the machine."""
+        levels = by_depth(reduce.vars, reduce.body)
+        nested = any(isinstance(s, Reduce) for s in levels[-1])
+        into, dtype = reduce.into.name, reduce.into.dtype
+        if nested or not reduce.extents or reduce.extents[-1] < _SHORT:
+            start = self.expr(self.neutral(reduce.name, dtype))
+            last = self.combined(reduce, into, self.expr(reduce.value))
+            turns = self.turns(reduce.vars, reduce.extents, levels, [last])
+            return [f"{self.HELD[dtype]} {into} = {start};", *turns]
+        lanes, extent, var = _lanes(reduce), reduce.extents[-1], reduce.vars[-1]
+        partial = f"{into}_lanes"
+        last = self.combined(reduce, f"{partial}[lane]", self.expr(reduce.value))
+        inner = self.chunks(var, extent, lanes, [*self.statements(levels[-1]), last])
+        turns = self.turns(reduce.vars[:-1], reduce.extents[:-1], levels[:-1], inner)
+        halves: Lines = []
+        while lanes > 1:
+            lanes //= 2
+            fold = self.combined(reduce, f"{partial}[lane]", f"{partial}[lane + {lanes}]")
+            halves += self.lane_loop(lanes, [fold])
+        result = f"const {self.HELD[dtype]} {into} = {partial}[0];"
+        return [*self.start_lanes(reduce, _lanes(reduce)), *turns, *halves, result]
 
     def turns(
         self,
         vars_: Sequence[Var],
         extents: Sequence[int],
         levels: Sequence[Sequence[Stmt]],
-        combine: str,
-        clause: str,
+        last: Lines,
     ) -> Lines:
+        """The loops of a reduction around `last`."""
         body = self.statements(levels[0])
         if not vars_:
-            return [*body, combine]
-        inner = self.turns(vars_[1:], extents[1:], levels[1:], combine, clause)
-        pragma = len(vars_) == 1 and not any(isinstance(s, Reduce) for s in levels[1])
-        return [*body, *([clause] if pragma else []), *self.loop(vars_[0], extents[0], inner)]
+            return [*body, *last]
+        inner = self.turns(vars_[1:], extents[1:], levels[1:], last)
+        return [*body, *self.loop(vars_[0], extents[0], inner)]
+
+    def start_lanes(self, reduce: Reduce, lanes: int) -> Lines:
+        dtype, partial = reduce.into.dtype, f"{reduce.into.name}_lanes"
+        start = self.expr(self.neutral(reduce.name, dtype))
+        declared = f"{self.LANES.get(dtype, self.HELD[dtype])} {partial}[{lanes}];"
+        return [declared, *self.lane_loop(lanes, [f"{partial}[lane] = {start};"])]
+
+    def combined(self, reduce: Reduce, into: str, value: str) -> str:
+        rule = BOOL_COMBINE if reduce.into.dtype == "bool" else COMBINE
+        return f"{into} = {rule[reduce.name].format(into, bare(value))};"
+
+    def lane_loop(self, lanes: int, body: Lines) -> Lines:
+        return [_SIMD, f"for (int64_t lane = 0; lane < {lanes}; ++lane) {{", *indent(body), "}"]
+
+    def chunks(self, var: Var, extent: int, lanes: int, body: Lines) -> Lines:
+        """`body` for every value of `var`, whose remainder by `lanes` is `lane`."""
+        whole, first = extent // lanes * lanes, f"{var.name}_first"
+        found: Lines = []
+        if whole:
+            turn = self.lane_loop(lanes, [f"const int64_t {var.name} = {first} + lane;", *body])
+            head = f"for (int64_t {first} = 0; {first} < {whole}; {first} += {lanes}) {{"
+            found = [head, *indent(turn), "}"]
+        if extent > whole:
+            turn = [f"const int64_t {var.name} = {whole} + lane;", *body]
+            found += self.lane_loop(extent - whole, turn)
+        return found
+
+    def column(self, var: Var, extent: int, body: Sequence[Stmt]) -> Lines:
+        """A loop whose reductions walk memory in long steps, while its own variable walks in short
+        ones: a lane is a value of `var`, and every reduction goes through the memory once."""
+        lanes = min(extent, _lanes(*(s for s in body if isinstance(s, Reduce))))
+        first, whole = f"{var.name}_first", extent // lanes * lanes
+        head = f"for (int64_t {first} = 0; {first} < {whole}; {first} += {lanes}) {{"
+        found = [head, *indent(self.column_part(var, first, lanes, body)), "}"]
+        if extent > whole:
+            part = self.column_part(var, first, extent - whole, body)
+            found += ["{", *indent([f"const int64_t {first} = {whole};", *part]), "}"]
+        return found
+
+    def column_part(self, var: Var, first: str, lanes: int, body: Sequence[Stmt]) -> Lines:
+        known, found = [f"const int64_t {var.name} = {first} + lane;"], []
+        bound: dict[Var, int] = {}
+        for statement in body:
+            if isinstance(statement, Let):
+                known += self.statement(statement)
+                bound[statement.var] = 1
+            elif isinstance(statement, Reduce):
+                found += self.column_reduce(statement, var, lanes, known, bound)
+                into = statement.into
+                known.append(
+                    f"const {self.HELD[into.dtype]} {into.name} = {into.name}_lanes[lane];"
+                )
+                bound[into] = 1
+        stores = self.statements([s for s in body if isinstance(s, Store)])
+        return [*found, *self.lane_loop(lanes, [*known, *stores])]
+
+    def column_reduce(
+        self, reduce: Reduce, var: Var, lanes: int, known: Lines, bound: Mapping[Var, int]
+    ) -> Lines:
+        deepest = len(reduce.vars) + 1
+        here = dict.fromkeys(bound, deepest)
+        levels = by_depth((*reduce.vars, var), reduce.body, here)
+        last = self.combined(reduce, f"{reduce.into.name}_lanes[lane]", self.expr(reduce.value))
+        inner = self.lane_loop(lanes, [*known, *self.statements(levels[-1]), last])
+        turns = self.turns(reduce.vars, reduce.extents, levels[:-1], inner)
+        return [*self.start_lanes(reduce, lanes), *turns]
 
     def barrier(self) -> Lines:
         """One thread runs a block: all that was written is there."""
         return []
+
+
+def _lanes(*reduces: Reduce) -> int:
+    """Partial results side by side: a power of two, not more than there are elements."""
+    width = max(DTYPE_BYTES[reduce.into.dtype] for reduce in reduces)
+    most = _LANE_BYTES // max(width, 4)
+    if len(reduces) > 1 or not reduces[0].extents:
+        return most
+    return min(most, 1 << (reduces[0].extents[-1] - 1).bit_length())
+
+
+def _is_column(var: Var, extent: int, body: Sequence[Stmt]) -> bool:
+    """Whether lanes of `var` read memory in a row where those of its reductions would not."""
+    reduces = [s for s in body if isinstance(s, Reduce)]
+    inside = [s for reduce in reduces for s in reduce.body]
+    if not reduces or extent < _SHORT or any(isinstance(s, Reduce) for s in inside):
+        return False
+    loads = [load for s in reduces for load in loads_of(s)]
+    along_rows = all(
+        _steps(load, reduce.vars[-1]) in (0, 1) and reduce.extents[-1] >= _SHORT
+        for reduce in reduces
+        if reduce.vars
+        for load in loads_of(reduce)
+    )
+    return not along_rows and all(_steps(load, var) in (0, 1) for load in loads)
+
+
+def _steps(load: Load, var: Var) -> int | None:
+    """Elements from one value of the variable to the next; None if not always the same."""
+    factors = of(load.index)
+    if var not in factors and var in set(variables(Let(var, load.index))):
+        return None
+    return factors.get(var, 0)
 
 
 def _flatten(kernel: LoopKernel) -> ParallelLoop | None:

@@ -52,19 +52,33 @@ CO_FN float co_sigmoid(float x) {
   return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
+// 2^x for x in [-126, 126] to the absolute accuracy of results below 1: for sums with 1. The low
+// bits of the shifted number are what 2^n has as its exponent.
+CO_FN float co_exp2_near_one(float x) {
+  const float shifted = x + 12583039.0f, r = x - (shifted - 12583039.0f);
+  float p = 0.0013400431f;
+  p = p * r + 0.009666373f;
+  p = p * r + 0.055503331f;
+  p = p * r + 0.24022348f;
+  p = p * r + 0.69314718f;
+  p = p * r + 1.0f;
+  return p * co_float(co_bits(shifted) << 23);
+}
+
+// From 0.625 on 1 - 2 / (e^2x + 1), from 10 on the same as at 10, which is 1.
 CO_FN float co_tanh(float x) {
-  const float size = fabsf(x), square = x * x;
+  const float size = fabsf(x), square = x * x, t = size > 10.0f ? 10.0f : size;
   float p = 2.2989272e-3f;
   p = p * square - 8.3499942e-3f;
   p = p * square + 2.1770991e-2f;
   p = p * square - 5.3959548e-2f;
   p = p * square + 0.13333306f;
   p = p * square - 0.33333334f;
-  const float large = 1.0f - 2.0f / (co_exp(2.0f * size) + 1.0f);
+  const float large = 1.0f - 2.0f / (co_exp2_near_one(t * 2.8853900817779268f) + 1.0f);
   return size < 0.625f ? x + x * square * p : copysignf(large, x);
 }
 
-// A polynomial below 0.93, one minus the exponential of another up to 4, 1 from there on.
+// A polynomial below 0.93, one minus 2 to the power of another up to 4, 1 from there on.
 CO_FN float co_erf(float x) {
   const float size = fabsf(x), t = size > 4.0f ? 4.0f : size, square = t * t;
   float s = 8.3452242e-5f;
@@ -74,16 +88,16 @@ CO_FN float co_erf(float x) {
   s = s * square + 0.11283694f;
   s = s * square - 0.37612635f;
   s = s * square + 0.12837917f;
-  float l = 1.6024945e-6f;
-  l = l * t - 4.5354671e-5f;
-  l = l * t + 5.9071597e-4f;
-  l = l * t - 4.7302856e-3f;
-  l = l * t + 2.6335550e-2f;
-  l = l * t - 0.10992520f;
-  l = l * t - 0.63199532f;
-  l = l * t - 1.1301315f;
-  l = l * t + 2.9427776e-4f;
-  const float found = size < 0.93f ? s * t + t : 1.0f - co_exp(l);
+  float l = 2.3119085e-06f;
+  l = l * t - 6.5432905e-05f;
+  l = l * t + 0.00085222255f;
+  l = l * t - 0.006824357f;
+  l = l * t + 0.037994161f;
+  l = l * t - 0.15858853f;
+  l = l * t - 0.91177648f;
+  l = l * t - 1.6304351f;
+  l = l * t + 0.00042455134f;
+  const float found = size < 0.93f ? s * t + t : 1.0f - co_exp2_near_one(l);
   return copysignf(found, x);
 }
 

@@ -35,9 +35,10 @@ def _merge_reduce(reduce: Reduce) -> Reduce:
     # The value is read as one more statement of the body.
     body = tuple(_merge_reduce(s) if isinstance(s, Reduce) else s for s in reduce.body)
     value = Let(reduce.into, reduce.value)
-    vars_, extents, (*body, value) = _merge(reduce.vars, reduce.extents, (*body, value))
-    assert isinstance(value, Let)
-    return replace(reduce, vars=vars_, extents=extents, body=tuple(body), value=value.value)
+    vars_, extents, body = _merge(reduce.vars, reduce.extents, (*body, value))
+    last = body[-1]
+    assert isinstance(last, Let)
+    return replace(reduce, vars=vars_, extents=extents, body=body[:-1], value=last.value)
 
 
 def _merge(
@@ -135,3 +136,41 @@ def simplify(call: Call) -> Expr:
             return rest[0]
         return left if rest[0] == zero else call
     return zero if call.name == "mul" and left == zero else call
+
+
+def variables(statement: Stmt) -> Iterator[Var]:
+    """Every variable that is read in the statement."""
+    for expr in expressions(statement):
+        yield from _variables(expr)
+    if isinstance(statement, Reduce | ParallelLoop):
+        for inner in statement.body:
+            yield from variables(inner)
+
+
+def _variables(expr: Expr) -> Iterator[Var]:
+    match expr:
+        case Var():
+            yield expr
+        case Load(index=index):
+            yield from _variables(index)
+        case Call(args=args):
+            for arg in args:
+                yield from _variables(arg)
+
+
+def loads_of(statement: Stmt) -> Iterator[Load]:
+    """Every element that is read in the statement."""
+    for expr in expressions(statement):
+        yield from _loads(expr)
+    if isinstance(statement, Reduce | ParallelLoop):
+        for inner in statement.body:
+            yield from loads_of(inner)
+
+
+def _loads(expr: Expr) -> Iterator[Load]:
+    if isinstance(expr, Load):
+        yield expr
+        yield from _loads(expr.index)
+    elif isinstance(expr, Call):
+        for arg in expr.args:
+            yield from _loads(arg)

@@ -8,7 +8,7 @@ moving it out can change nothing: turns of a loop never read what another turn w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import ClassVar, Final
@@ -29,7 +29,7 @@ from coissue.kernels.stitch.loops import (
     Store,
     Var,
 )
-from coissue.kernels.stitch.merge import expressions
+from coissue.kernels.stitch.merge import variables
 
 Lines = list[str]
 
@@ -46,6 +46,8 @@ COMBINE: Final = {
     "sum": "{0} + {1}", "prod": "{0} * {1}", "any": "{0} | {1}", "all": "{0} & {1}",
     "amax": "co_maximum({0}, {1})", "amin": "co_minimum({0}, {1})",
 }  # fmt: skip
+BOOL_COMBINE: Final = {"any": "{0} | {1}", "all": "{0} & {1}", "amax": "{0} | {1}",
+                       "amin": "{0} & {1}"}  # fmt: skip
 
 
 @cache
@@ -59,11 +61,11 @@ def indent(lines: Sequence[str]) -> Lines:
 
 class Renderer:
     #: In memory, and in a variable: arithmetic of the 16-bit floats is in float.
-    STORED: ClassVar[Mapping[str, str]] = {
+    STORED: ClassVar[dict[str, str]] = {
         "bool": "uint8_t", "u8": "uint8_t", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t",
         "i64": "int64_t", "f16": "co_f16", "bf16": "co_bf16", "f32": "float", "f64": "double",
     }  # fmt: skip
-    HELD: ClassVar[Mapping[str, str]] = STORED | {"bool": "bool", "f16": "float", "bf16": "float"}
+    HELD: ClassVar[dict[str, str]] = STORED | {"bool": "bool", "f16": "float", "bf16": "float"}
     #: Type of loop variables.
     INDEX: ClassVar[str]
     HEADERS: ClassVar[tuple[str, ...]]
@@ -107,7 +109,13 @@ class Renderer:
             return f"({args[0]} {_LOGIC[call.name]} {args[1]})"
         if call.name in _INFIX:
             return f"({args[0]} {_INFIX[call.name]} {args[1]})"
-        return f"co_{call.name}({', '.join(map(bare, args))})"
+        typed = [self.typed(arg) for arg in call.args]
+        return f"co_{call.name}({', '.join(typed)})"
+
+    def typed(self, expr: Expr) -> str:
+        """An argument of a template: of the type that it is held in."""
+        text = bare(self.expr(expr))
+        return f"(int64_t)({text})" if isinstance(expr, Const) and expr.dtype == "i64" else text
 
     def cast(self, value: str, dtype: str) -> str:
         if dtype == "bool":
@@ -176,9 +184,6 @@ class Renderer:
         head = f"for ({self.INDEX} {var.name} = 0; {var.name} < {extent}; ++{var.name}) {{"
         return [head, *indent(body), "}"]
 
-    def combined(self, name: str, into: str, value: str) -> str:
-        return f"{into} = {COMBINE[name].format(into, value)};"
-
 
 def _small_power(exponent: Expr) -> int:
     """2 or 3 if that is the constant exponent, else 0."""
@@ -198,9 +203,13 @@ def bare(text: str) -> str:
     return text[1:-1]
 
 
-def by_depth(vars_: Sequence[Var], body: Sequence[Stmt]) -> list[list[Stmt]]:
-    """Per number of loops entered: the statements that need no more of them. Stores come last."""
-    depths = {var: depth for depth, var in enumerate(vars_, 1)}
+def by_depth(
+    vars_: Sequence[Var], body: Sequence[Stmt], bound: Mapping[Var, int] | None = None
+) -> list[list[Stmt]]:
+    """Per number of loops entered: the statements that need no more of them. Stores come last.
+
+    `bound`: the depth of variables bound before."""
+    depths = {**(bound or {}), **{var: depth for depth, var in enumerate(vars_, 1)}}
     levels: list[list[Stmt]] = [[] for _ in range(len(vars_) + 1)]
     for statement in body:
         depth = max((depths.get(var, 0) for var in variables(statement)), default=0)
@@ -210,23 +219,3 @@ def by_depth(vars_: Sequence[Var], body: Sequence[Stmt]) -> list[list[Stmt]]:
             depths[statement.var if isinstance(statement, Let) else statement.into] = depth
         levels[depth].append(statement)
     return levels
-
-
-def variables(statement: Stmt) -> Iterator[Var]:
-    """Every variable that is read in the statement."""
-    for expr in expressions(statement):
-        yield from _variables(expr)
-    if isinstance(statement, Reduce | ParallelLoop):
-        for inner in statement.body:
-            yield from variables(inner)
-
-
-def _variables(expr: Expr) -> Iterator[Var]:
-    match expr:
-        case Var():
-            yield expr
-        case Load(index=index):
-            yield from _variables(index)
-        case Call(args=args):
-            for arg in args:
-                yield from _variables(arg)
