@@ -112,7 +112,7 @@ def simple_kernel(
         elif kept and shared:
             homes[index] = Home.SHARED
             buffers[index] = Buffer(place, node.size)
-            place += -(-node.size * DTYPE_BYTES[node.dtype] // 16) * 16
+            place += -(-node.size * DTYPE_BYTES[node.dtype] // 16) * 64
     used = {operand for index in nodes for operand in graph.nodes[index].operands}
     inputs = [i for i in sorted(used) if graph.nodes[i].kind is Kind.PARAMETER]
     return StitchedKernel(

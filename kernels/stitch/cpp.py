@@ -54,6 +54,7 @@ from coissue.kernels.stitch.render import (
 FLAGS: Final = (
     "-std=c++17", "-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno",
     "-fno-trapping-math", "-fwrapv", "-fno-strict-aliasing", "-fPIC", "-shared",
+    "--param=vect-max-peeling-for-alignment=0",
 )  # fmt: skip
 
 _UNIT: Final = Var("unit", INDEX)
@@ -170,10 +171,16 @@ class CppRenderer(Renderer):
         inner = self.chunks(var, extent, lanes, [*self.statements(levels[-1]), last])
         turns = self.turns(reduce.vars[:-1], reduce.extents[:-1], levels[:-1], inner)
         halves: Lines = []
-        while lanes > 1:
+        while lanes > 4:
             lanes //= 2
             fold = self.combined(reduce, f"{partial}[lane]", f"{partial}[lane + {lanes}]")
             halves += self.lane_loop(lanes, [fold])
+        while lanes > 1:  # too few for a vector
+            lanes //= 2
+            halves += [
+                self.combined(reduce, f"{partial}[{lane}]", f"{partial}[{lane + lanes}]")
+                for lane in range(lanes)
+            ]
         result = f"const {self.HELD[dtype]} {into} = {partial}[0];"
         return [*self.start_lanes(reduce, _lanes(reduce)), *turns, *halves, result]
 

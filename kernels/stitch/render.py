@@ -44,7 +44,7 @@ _LOGICAL: Final = {"logical_and": "&", "logical_or": "|"}
 #: How two partial results of a reduction become one, by an operator or a function.
 COMBINE: Final = {
     "sum": "{0} + {1}", "prod": "{0} * {1}", "any": "{0} | {1}", "all": "{0} & {1}",
-    "amax": "co_maximum({0}, {1})", "amin": "co_minimum({0}, {1})",
+    "amax": "co_maximum({1}, {0})", "amin": "co_minimum({1}, {0})",
 }  # fmt: skip
 BOOL_COMBINE: Final = {"any": "{0} | {1}", "all": "{0} & {1}", "amax": "{0} | {1}",
                        "amin": "{0} & {1}"}  # fmt: skip

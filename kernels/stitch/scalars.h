@@ -29,9 +29,9 @@ template <class T> CO_FN T co_ceil(T x) { return x; }
 template <class T> CO_FN T co_round(T x) { return x; }
 template <class T> CO_FN T co_abs(T x) { return (T)(x < 0 ? -x : x); }
 
-// A NaN in either operand is the result.
-template <class T> CO_FN T co_maximum(T a, T b) { return (a > b) | (a != a) ? a : b; }
-template <class T> CO_FN T co_minimum(T a, T b) { return (a < b) | (a != a) ? a : b; }
+// A NaN in either operand is the result: the comparison alone gives b for it.
+template <class T> CO_FN T co_maximum(T a, T b) { return a != a ? a : a > b ? a : b; }
+template <class T> CO_FN T co_minimum(T a, T b) { return a != a ? a : a < b ? a : b; }
 template <class T> CO_FN T co_relu(T x) { return x < 0 ? (T)0 : x; }
 template <class T> CO_FN T co_sign(T x) { return (T)((x > 0) - (x < 0)); }
 template <class T> CO_FN T co_clamp(T x, T low, T high) {
