@@ -39,11 +39,8 @@ from coissue.kernels.stitch.loops import (
 )
 from coissue.kernels.stitch.merge import loads_of, merge_loops, variables
 from coissue.kernels.stitch.render import (
-    BOOL_COMBINE,
-    COMBINE,
     Lines,
     Renderer,
-    bare,
     by_depth,
     indent,
     read_header,
@@ -184,29 +181,11 @@ class CppRenderer(Renderer):
         result = f"const {self.HELD[dtype]} {into} = {partial}[0];"
         return [*self.start_lanes(reduce, _lanes(reduce)), *turns, *halves, result]
 
-    def turns(
-        self,
-        vars_: Sequence[Var],
-        extents: Sequence[int],
-        levels: Sequence[Sequence[Stmt]],
-        last: Lines,
-    ) -> Lines:
-        """The loops of a reduction around `last`."""
-        body = self.statements(levels[0])
-        if not vars_:
-            return [*body, *last]
-        inner = self.turns(vars_[1:], extents[1:], levels[1:], last)
-        return [*body, *self.loop(vars_[0], extents[0], inner)]
-
     def start_lanes(self, reduce: Reduce, lanes: int) -> Lines:
         dtype, partial = reduce.into.dtype, f"{reduce.into.name}_lanes"
         start = self.expr(self.neutral(reduce.name, dtype))
         declared = f"{self.LANES.get(dtype, self.HELD[dtype])} {partial}[{lanes}];"
         return [declared, *self.lane_loop(lanes, [f"{partial}[lane] = {start};"])]
-
-    def combined(self, reduce: Reduce, into: str, value: str) -> str:
-        rule = BOOL_COMBINE if reduce.into.dtype == "bool" else COMBINE
-        return f"{into} = {rule[reduce.name].format(into, bare(value))};"
 
     def lane_loop(self, lanes: int, body: Lines) -> Lines:
         return [_SIMD, f"for (int64_t lane = 0; lane < {lanes}; ++lane) {{", *indent(body), "}"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from coissue.kernels.stitch.affine import (
     BLOCK,
@@ -48,6 +49,8 @@ from coissue.kernels.stitch.merge import merge_loops
 from coissue.kernels.stitch.plan import Home, Order, Rows, StitchedKernel
 
 Shape = tuple[int, ...]
+#: Threads that shuffle together.
+WARP: Final = 32
 
 
 class PlanError(ValueError):
@@ -338,6 +341,8 @@ class _Emitter:
         coords, vars_, extents = self._loop_over("i", index, self._box(index))
         body, node = _Body(), self._nodes[index]
         rows = self._kernel.rows[index] if node.kind is Kind.REDUCE else Rows.THREAD
+        if rows is Rows.BLOCK and self._kernel.threads <= WARP:
+            rows = Rows.WARP  # a block of one warp
         if node.kind is Kind.REDUCE:
             value = self._reduce(index, coords, body, rows)
         else:

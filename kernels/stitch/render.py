@@ -184,6 +184,24 @@ class Renderer:
         head = f"for ({self.INDEX} {var.name} = 0; {var.name} < {extent}; ++{var.name}) {{"
         return [head, *indent(body), "}"]
 
+    def turns(
+        self,
+        vars_: Sequence[Var],
+        extents: Sequence[int],
+        levels: Sequence[Sequence[Stmt]],
+        last: Lines,
+    ) -> Lines:
+        """The loops of a reduction around `last`."""
+        body = self.statements(levels[0])
+        if not vars_:
+            return [*body, *last]
+        inner = self.turns(vars_[1:], extents[1:], levels[1:], last)
+        return [*body, *self.loop(vars_[0], extents[0], inner)]
+
+    def combined(self, reduce: Reduce, into: str, value: str) -> str:
+        rule = BOOL_COMBINE if reduce.into.dtype == "bool" else COMBINE
+        return f"{into} = {rule[reduce.name].format(into, bare(value))};"
+
 
 def _small_power(exponent: Expr) -> int:
     """2 or 3 if that is the constant exponent, else 0."""
