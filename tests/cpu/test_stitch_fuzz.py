@@ -1,0 +1,85 @@
+"""Random graphs: the C++ and the CUDA source both give what numpy gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stitch_graphs import graphs, lift, random_values, share_buffers
+from stitch_reference import Builder, evaluate, simple_kernel
+from stitch_run import run_cpp, run_emulated
+
+from coissue.kernels.stitch.graph import Graph, Kind
+from coissue.kernels.stitch.plan import Rows
+
+SLOW = settings(
+    deadline=None,
+    max_examples=20,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+#: By the coarsest float of the graph: kernels keep 16-bit floats wide in registers only.
+TOLERANCE = {"bf16": 0.06, "f16": 0.01, "f32": 3e-5, "f64": 1e-10}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("stitched")
+
+
+def check(graph: Graph, want, got) -> None:
+    dtypes = {node.dtype for node in graph.nodes}
+    tolerance = next((t for dtype, t in TOLERANCE.items() if dtype in dtypes), 0.0)
+    for index, array in got.items():
+        expected = want[index]
+        if array.dtype.kind in "fV":
+            scale = 1.0 + float(np.abs(expected).max(initial=0.0))
+            np.testing.assert_allclose(array, expected, rtol=0, atol=tolerance * scale)
+        else:
+            np.testing.assert_array_equal(array, expected)
+
+
+@SLOW
+@given(
+    graph=graphs(),
+    rows=st.sampled_from(list(Rows)),
+    threads=st.sampled_from((32, 64, 128)),
+    shared=st.booleans(),
+    units=st.sampled_from((0, 1, 3)),
+    seed=st.integers(0, 99),
+)
+def test_both_dialects_give_what_numpy_gives(folder, graph, rows, threads, shared, units, seed):
+    kernel = simple_kernel(graph, rows, threads, shared)
+    if seed % 2:
+        kernel = share_buffers(graph, kernel)
+    values = random_values(graph, units, seed)
+    want = evaluate(graph, values, units)
+    if units == 0:  # nothing runs, not even for what all units share
+        fixed = {i: np.zeros_like(want[i]) for i in graph.outputs if not graph.nodes[i].per_unit}
+        want |= fixed
+    check(graph, want, run_cpp(graph, kernel, values, units, folder))
+    check(graph, want, run_emulated(graph, kernel, values, units, folder, seed))
+
+
+@SLOW
+@given(graph=graphs(steps=8), rows=st.integers(2, 5), seed=st.integers(0, 99))
+def test_a_grid_of_blocks_gives_the_same(folder, graph, rows, seed):
+    kinds = {node.kind for node in graph.nodes}
+    if Kind.GATHER in kinds or not all(graph.nodes[i].per_unit for i in graph.outputs):
+        return
+    kernel = simple_kernel(graph, list(Rows)[seed % 3])
+    graph, kernel = lift(graph, kernel, rows)
+    values = random_values(graph, 2, seed)
+    want = evaluate(graph, values, 2)
+    check(graph, want, run_cpp(graph, kernel, values, 2, folder))
+    check(graph, want, run_emulated(graph, kernel, values, 2, folder, seed))
+
+
+def test_no_units_touch_nothing(folder):
+    b = Builder()
+    graph = b.graph(b.call("exp", b.parameter(3)))
+    kernel = replace(simple_kernel(graph), threads=32)
+    got = run_cpp(graph, kernel, random_values(graph, 0, 0), 0, folder)
+    assert got[1].shape == (0, 3)
