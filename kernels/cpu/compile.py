@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from coissue.kernels.cpu import exact, gemm, ops, segments
+from coissue.kernels.cpu import exact, gemm, ops, segments, stitched
 from coissue.kernels.cpu.conv import Conv
 from coissue.kernels.cpu.frame import Frame, Packing, join, pack
 from coissue.kernels.cpu.gemm import Gemm, GemmTable
+from coissue.kernels.cpu.native import Build, Call, number_values
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
 from coissue.kernels.ir import ABSENT, Op
 from coissue.kernels.lowered import Kernel, Lowered, Mode
@@ -39,8 +40,8 @@ _NONE = 0
 class Plan:
     """A compiled kernel. Slots: see `Frame.env`."""
 
-    __slots__ = ("_constants", "_once", "_weights", "exact", "inputs", "outputs", "signature",
-                 "steps")  # fmt: skip
+    __slots__ = ("_constants", "_once", "_parts", "_values", "_weights", "exact", "inputs",
+                 "outputs", "signature", "steps")  # fmt: skip
 
     def __init__(
         self, lowered: Lowered, kernel: Kernel, store: WeightStore, table: GemmTable,
@@ -52,8 +53,13 @@ class Plan:
         #: (slot, packing) of each of the kernel's inputs and outputs, in its order.
         self.inputs = [(builder.slots[v], builder.packing(v)) for v in kernel.inputs]
         self.outputs = [(builder.slots[v], builder.packing(v)) for v in kernel.outputs]
-        #: Each with the slots no later step reads.
-        self.steps: list[tuple[Step, tuple[int, ...]]] = [(p.step, p.kills) for p in builder.parts]
+        #: Each with the slots no later step reads. Replaced as a whole, between launches or while
+        #: one goes through the steps of before.
+        self.steps: stitched.Steps = [(p.step, p.kills) for p in builder.parts]
+        places = [i for i, mode in enumerate(kernel.modes) if mode is not Mode.ONCE]
+        self._parts = dict(zip(places, builder.parts, strict=True))
+        #: Slot and packing by place of value (`native.number_values`).
+        self._values = builder.tensors(number_values(kernel))
         if kernel.exact:
             constants = builder.env
             self.steps = exact.arrange(
@@ -65,6 +71,14 @@ class Plan:
         self._weights = builder.weight_slots
         #: In order.
         self._once: list[Fill] = builder.once
+
+    def adopt(self, build: Build, load: Callable[[Call], Any]) -> None:
+        """Runs of ops have native forms from the next launch on. From any thread.
+
+        Raises what `load` raises."""
+        runs = [(run.ops, stitched.NativeRun(run, self._values, load)) for run in build.runs]
+        if runs:
+            self.steps = stitched.arrange(self._parts, runs)
 
     def environment(self, weights: Sequence[StoredWeight]) -> list[Any]:
         """The slots as a launch finds them: constants, weights, and all that follows from them."""
@@ -102,6 +116,15 @@ class _Builder:
             self.slots[value] = self._new_slot()
         for index, (op, mode) in enumerate(zip(kernel.ops, kernel.modes, strict=True)):
             self._add(op, mode, index)
+
+    def tensors(self, values: Sequence[int]) -> dict[int, tuple[int, Packing]]:
+        """Slot and packing, by index in `values`, of those that are tensors in the environment."""
+        found = {}
+        for index, value in enumerate(values):
+            slot = self.slots.get(value, self._weight_slot.get((value, True)))
+            if slot is not None:
+                found[index] = slot, self.packing(value)
+        return found
 
     def packing(self, value: int) -> Packing:
         return Packing(self._lowered.layouts[value], self._lowered.program.types[value])
