@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from coissue.kernels.cpu import exact, gemm, ops, segments, stitched
-from coissue.kernels.cpu.conv import Conv
+from coissue.kernels.cpu.conv import Conv, find_norm
 from coissue.kernels.cpu.frame import Frame, Packing, join, pack
 from coissue.kernels.cpu.gemm import Gemm, GemmTable
 from coissue.kernels.cpu.native import Build, Call, number_values
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
 from coissue.kernels.ir import ABSENT, Op
 from coissue.kernels.lowered import Kernel, Lowered, Mode
+from coissue.kernels.passes.fold import find_folds
 from coissue.kernels.passes.layouts import POINTWISE
 
 Step = Callable[[Frame], None]
@@ -56,8 +57,7 @@ class Plan:
         #: Each with the slots no later step reads. Replaced as a whole, between launches or while
         #: one goes through the steps of before.
         self.steps: stitched.Steps = [(p.step, p.kills) for p in builder.parts]
-        places = [i for i, mode in enumerate(kernel.modes) if mode is not Mode.ONCE]
-        self._parts = dict(zip(places, builder.parts, strict=True))
+        self._parts = dict(zip(builder.places, builder.parts, strict=True))
         #: Slot and packing by place of value (`native.number_values`).
         self._values = builder.tensors(number_values(kernel))
         if kernel.exact:
@@ -100,6 +100,8 @@ class _Builder:
         self.env: list[Any] = [None]
         self.slots: dict[int, int] = {ABSENT: _NONE}
         self.parts: list[exact.Part] = []
+        #: Of each part: its op's place in `Kernel.ops`.
+        self.places: list[int] = []
         self.once: list[Fill] = []
         self.weight_slots: list[tuple[int, int, bool]] = []
         self._weight_slot: dict[tuple[int, bool], int] = {}
@@ -114,8 +116,11 @@ class _Builder:
         self._last_use = {v: index for index, op in enumerate(kernel.ops) for v in op.inputs}
         for value in kernel.inputs:
             self.slots[value] = self._new_slot()
+        #: Place of a convolution -> of the batch norm folded into it, which gets no step.
+        self._folds = find_folds(lowered, kernel)
         for index, (op, mode) in enumerate(zip(kernel.ops, kernel.modes, strict=True)):
-            self._add(op, mode, index)
+            if index not in self._folds.values():
+                self._add(op, mode, index)
 
     def tensors(self, values: Sequence[int]) -> dict[int, tuple[int, Packing]]:
         """Slot and packing, by index in `values`, of those that are tensors in the environment."""
@@ -148,7 +153,11 @@ class _Builder:
             self._add_once(op)
             return
         made = None
-        if mode is Mode.PACKED and op.name in ("linear", "conv") and self._from_store(op):
+        if index in self._folds:
+            norm = self._kernel.ops[self._folds[index]]
+            made = self._folded(op, norm)
+            op = Op("conv", op.inputs[:2], norm.outputs, op.attrs)
+        elif mode is Mode.PACKED and op.name in ("linear", "conv") and self._from_store(op):
             made = self._linear(op) if op.name == "linear" else self._conv(op)
         if made is None:
             ins = tuple(self._input_slot(v) for v in op.inputs)
@@ -161,6 +170,7 @@ class _Builder:
         kills = {self.slots[v] for v in dead if v in self.slots}
         kept = self._weighted | self._constant
         pairs = list(zip(op.inputs, ins, strict=False))
+        self.places.append(index)
         self.parts.append(
             exact.Part(
                 op, mode, step, tuple(kills - kept),
@@ -318,6 +328,23 @@ class _Builder:
         conv = Conv(self._store, op.attrs, exact=self._kernel.exact)
         call = _call(conv, ins, self._outs(op))
         return self._grouped(op, ins, call), ins
+
+    def _folded(self, op: Op, norm: Op) -> tuple[Step, tuple[int, ...]]:
+        """A convolution with the batch norm behind it in its weights, and its slots."""
+        x, w, b = self._stored_slots(op)
+        given = [
+            _NONE if v == ABSENT else self._input_slot(v, as_tensor=False)
+            for v in (*norm.inputs[1:], ABSENT, ABSENT)[:4]
+        ]
+        eps, found = float(norm.attrs["eps"] or 0), self._new_slot()  # type: ignore[arg-type]
+
+        def fill(env: list[Any]) -> None:
+            env[found] = find_norm([env[slot] for slot in (b, *given)], eps)
+
+        self._fill_once((w, *given), (found,), fill)
+        ins = x, w, found
+        call = _call(Conv(self._store, op.attrs, exact=False), ins, self._outs(norm))
+        return self._grouped(Op("conv", op.inputs[:2], norm.outputs, op.attrs), ins, call), ins
 
     def _linear(self, op: Op) -> tuple[Step, tuple[int, ...]]:
         """A GEMM with weights from the store, and its slots."""
