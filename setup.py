@@ -23,4 +23,5 @@ def list_packages() -> list[str]:
 setup(
     packages=list_packages(),
     package_dir={f"coissue.{top}": top for top in FOLDERS},
+    package_data={"coissue.kernels.stitch": ["*.h"]},  # what generated sources begin with
 )
