@@ -83,6 +83,7 @@ class Plan:
     def environment(self, weights: Sequence[StoredWeight]) -> list[Any]:
         """The slots as a launch finds them: constants, weights, and all that follows from them."""
         env = list(self._constants)
+        env[stitched.CACHE] = {}
         for slot, position, as_tensor in self._weights:
             env[slot] = weights[position].plain if as_tensor else weights[position]
         for fill in self._once:
@@ -97,7 +98,7 @@ class _Builder:
         self, lowered: Lowered, kernel: Kernel, store: WeightStore, table: GemmTable | None
     ) -> None:
         self._lowered, self._kernel, self._store, self._table = lowered, kernel, store, table
-        self.env: list[Any] = [None]
+        self.env: list[Any] = [None, None]
         self.slots: dict[int, int] = {ABSENT: _NONE}
         self.parts: list[exact.Part] = []
         #: Of each part: its op's place in `Kernel.ops`.

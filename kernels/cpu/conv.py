@@ -57,8 +57,7 @@ class Conv:
         self, x: torch.Tensor, w: StoredWeight, b: StoredWeight | Norm | None
     ) -> torch.Tensor:
         """`b`: its bias, or the batch norm behind it with its bias in it."""
-        norm = b if isinstance(b, Norm) else None
-        bias = norm.bias if norm is not None else None if b is None else b.plain
+        norm, bias = (b, b.bias) if isinstance(b, Norm) else (None, None if b is None else b.plain)
         form = self._form if norm is None else f"{self._form} {norm.name}"
         x = x.contiguous(memory_format=torch.channels_last)
         packed = w.forms.get(form)

@@ -38,11 +38,11 @@ from typing import Any, Final, final
 import msgspec
 
 from coissue.kernels.lowered import Kernel, Lowered
+from coissue.kernels.stitch.cpp import FLAGS
 
 logger = logging.getLogger("coissue.kernels")
 
 COMPILERS: Final = ("g++", "clang++")
-FLAGS: Final = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 #: Longest time for one source, and for one kernel with all its sources.
 SOURCE_SECONDS: Final = 60.0
 KERNEL_SECONDS: Final = 300.0
@@ -194,9 +194,8 @@ def _first_error(text: str) -> str:
 @cache
 def digest_generator() -> str:
     """Of all code that decides what a kernel becomes: what an older one planned is not read."""
-    here = Path(__file__).parent
-    files = [*sorted((here.parent / "stitch").glob("*.py")), here / "build.py"]
-    return hash_text(*(file.read_text() for file in files))
+    files = Path(__file__).parents[1].rglob("*.[hp]*")
+    return hash_text(*(file.read_text() for file in sorted(files) if file.suffix in (".py", ".h")))
 
 
 # --- the background -------------------------------------------------------------------------------

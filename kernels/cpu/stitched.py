@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import ctypes
 import heapq
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import torch
@@ -35,6 +37,12 @@ from coissue.kernels.lowered import Layout
 Step = Callable[[Frame], None]
 #: A step with the slots that no later one reads.
 Steps = list[tuple[Step, tuple[int, ...]]]
+#: The slot of a plan's environment that holds what is found once per weight set, by who found it.
+CACHE: Final = 1
+#: Inductor's way to allocate: a third of the time of `torch.empty`.
+_empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor] = getattr(
+    torch._C._dynamo.guards, "_empty_strided_cpu", None
+) or (lambda shape, strides, dtype: torch.empty(shape, dtype=dtype))
 #: Launches of one size that time both forms; fewer than `measure.REPEATS`.
 TRIALS: Final = 3
 
@@ -42,78 +50,106 @@ TRIALS: Final = 3
 class NativeRun:
     """A run of ops as calls of generated functions, for launches of any size."""
 
-    __slots__ = ("_calls", "_lookups", "_made", "_per_token", "_reads", "_scratch")
+    __slots__ = ("_calls", "_fixed", "_lookups", "_made", "_per_token", "_reads", "_scratch")
 
     def __init__(
         self, run: Run, values: Mapping[int, tuple[int, Packing]], load: Callable[[Call], Any]
     ) -> None:
         """`values`: slot and packing by place, of the kernel's values (`native.number_values`)."""
-        slots = {place: slot for place, (slot, _) in values.items()}
-        packings = {place: packing for place, (_, packing) in values.items()}
         made = [place for call in run.calls for place in call.outputs if place >= 0]
         used = dict.fromkeys(place for call in run.calls for place in call.inputs if place >= 0)
-        reads = [place for place in used if place not in made]
-        #: Of each value read from outside: its slot, and whether it depends on the weight set.
-        self._reads = [(slots[p], packings[p].layout is Layout.FIXED) for p in reads]
-        self._made = [
-            (slots[p], packings[p], ops.DTYPES[packings[p].type.dtype]) for p in made
-        ]  # fmt: skip
+        outside = [place for place in used if place not in made]
+        fixed = [place for place in outside if values[place][1].layout is Layout.FIXED]
+        reads = [place for place in outside if place not in fixed]
+        #: Slots of what is read from outside: by weight set, and by launch.
+        self._fixed = tuple(values[place][0] for place in fixed)
+        self._reads = tuple(values[place][0] for place in reads)
+        self._made = [_Output(*values[place]) for place in made]
         self._scratch = [(ops.DTYPES[s.dtype], s.elements) for s in run.scratch]
-        self._lookups = [(slots[place], size) for place, size in run.lookups]
-        self._per_token = packings[made[0]].layout is Layout.TOKENS
-        #: A place's spot among the tensors of a launch: reads, made, scratch.
-        spots = {
-            p: i for i, p in enumerate((*reads, *made, *(~i for i in range(len(run.scratch)))))
-        }
-        self._calls = [
-            _Function(load(call), [spots[p] for p in call.inputs], [spots[p] for p in call.outputs])
-            for call in run.calls
-        ]
+        self._lookups = [(values[place][0], size) for place, size in run.lookups]
+        self._per_token = values[made[0]][1].layout is Layout.TOKENS
+        scratch = [~index for index in range(len(run.scratch))]
+        spots = {place: i for i, place in enumerate((*fixed, *reads, *made, *scratch))}
+        self._calls = [_Function(load(call), call, spots) for call in run.calls]
 
     def units(self, frame: Frame) -> int:
         return frame.tokens if self._per_token else frame.rows
 
     def __call__(self, frame: Frame) -> None:
-        env, units = frame.env, self.units(frame)
+        env, units = frame.env, frame.tokens if self._per_token else frame.rows
         for slot, size in self._lookups:
             _check_index(env[slot], size)
-        made = [
-            torch.empty(packing.packed_shape(frame.rows, frame.tokens), dtype=dtype)
-            for _, packing, dtype in self._made
-        ]
-        scratch = [torch.empty(units * size, dtype=dtype) for dtype, size in self._scratch]
-        groups = frame.split or (frame,)
-        for group in groups:
-            tensors = [
-                (group.env if is_fixed else env)[slot].contiguous()
-                for slot, is_fixed in self._reads
-            ]
+        tensors = [_in_order(env[slot]) for slot in self._reads]
+        for output in self._made:
+            env[output.slot] = tensor = output.make(units)
+            tensors.append(tensor)
+        for dtype, size in self._scratch:
+            tensors.append(_empty((units * size,), (1,), dtype))
+        moving = [tensor.data_ptr() for tensor in tensors]
+        if not frame.split:
+            addresses = self._addresses(env) + moving
+            for call in self._calls:
+                call(addresses, 0, units)
+        for group in frame.split:
+            addresses = self._addresses(group.env) + moving
             first = group.first[2 if self._per_token else 1]
-            addresses = [tensor.data_ptr() for tensor in (*tensors, *made, *scratch)]
             for call in self._calls:
                 call(addresses, first, first + self.units(group))
-        for (slot, _, _), tensor in zip(self._made, made, strict=True):
-            env[slot] = tensor
+
+    def _addresses(self, env: list[Any]) -> list[int]:
+        """Of what follows from weights alone; found once per weight set."""
+        known = env[CACHE].get(self)
+        if known is None:
+            tensors = [env[slot].contiguous() for slot in self._fixed]
+            known = env[CACHE][self] = tensors, [tensor.data_ptr() for tensor in tensors]
+        addresses: list[int] = known[1]
+        return addresses
+
+
+def _in_order(x: torch.Tensor) -> torch.Tensor:
+    return x if x.is_contiguous() else x.contiguous()
+
+
+class _Output:
+    """A packed value of a plan, to be written by a generated function."""
+
+    __slots__ = ("_dtype", "_rest", "_scale", "_strides", "slot")
+
+    def __init__(self, slot: int, packing: Packing) -> None:
+        self.slot = slot
+        self._dtype = ops.DTYPES[packing.type.dtype]
+        (self._scale, *rest) = packing.packed_shape(1, 1)
+        self._rest = tuple(rest)
+        self._strides = tuple(math.prod(rest[i:]) for i in range(len(rest) + 1))
+
+    def make(self, units: int) -> torch.Tensor:
+        return _empty((units * self._scale, *self._rest), self._strides, self._dtype)
 
 
 class _Function:
-    """A generated function with its argument lists, which are filled anew for every call."""
+    """A generated function with its argument lists, which are filled anew for every call.
 
-    __slots__ = ("_function", "_in", "_in_spots", "_out", "_out_spots")
+    Untyped, for ctypes takes twice as long to check types as to call: all arguments are its own.
+    """
 
-    def __init__(self, function: Any, ins: Sequence[int], outs: Sequence[int]) -> None:
-        pointers, count = ctypes.POINTER(ctypes.c_void_p), ctypes.c_int64
-        function.argtypes = (pointers, pointers, count, count)
+    __slots__ = ("_arguments", "_first", "_function", "_last", "_pick", "_pointers")
+
+    def __init__(self, function: Any, call: Call, spots: Mapping[int, int]) -> None:
+        """`spots`: where the address of a place is among those of a launch."""
         self._function = function
-        self._in_spots, self._out_spots = tuple(enumerate(ins)), tuple(enumerate(outs))
-        self._in, self._out = (ctypes.c_void_p * len(ins))(), (ctypes.c_void_p * len(outs))()
+        places = (*call.inputs, *call.outputs)
+        #: The two lists of pointers, one after the other.
+        self._pointers = (ctypes.c_void_p * len(places))()
+        self._pick = itemgetter(*(spots[place] for place in (*places, places[0])))
+        self._first, self._last = ctypes.c_int64(), ctypes.c_int64()
+        start = ctypes.addressof(self._pointers)
+        lists = start, start + len(call.inputs) * ctypes.sizeof(ctypes.c_void_p)
+        self._arguments = (*map(ctypes.c_void_p, lists), self._first, self._last)
 
     def __call__(self, addresses: Sequence[int], first: int, last: int) -> None:
-        for i, spot in self._in_spots:
-            self._in[i] = addresses[spot]
-        for i, spot in self._out_spots:
-            self._out[i] = addresses[spot]
-        self._function(self._in, self._out, first, last)
+        self._pointers[:] = self._pick(addresses)[:-1]
+        self._first.value, self._last.value = first, last
+        self._function(*self._arguments)
 
 
 def _check_index(index: torch.Tensor, size: int) -> None:
