@@ -39,6 +39,11 @@ from coissue.kernels.stitch.plan import StitchPlan
 from coissue.kernels.stitch.planner import plan
 from coissue.kernels.stitch.runs import find_runs
 
+
+class Unsuited(Exception):
+    """A run that a launch could not call; it stays with the op table."""
+
+
 #: One name in all libraries, so that equal kernels have equal sources.
 SYMBOL = "coissue_stitched"
 #: Added to the scheduler's own: it goes first, always.
@@ -50,7 +55,9 @@ def build(order: Order) -> Build:
     runs, failures = [], []
     for run in find_runs(order.lowered, without_folds(order.lowered, order.kernel)):
         try:
-            runs.append(_build_run(order, run.ops))
+            runs.append(build_run(order, run.ops))
+        except Unsuited:
+            continue
         except NativeError as error:
             failures.append(str(error))
     return Build(tuple(runs), tuple(dict.fromkeys(failures)))
@@ -63,7 +70,8 @@ def without_folds(lowered: Lowered, kernel: Kernel) -> Kernel:
     return replace(kernel, modes=tuple(modes))
 
 
-def _build_run(order: Order, ops: Sequence[Op]) -> Run:
+def build_run(order: Order, ops: Sequence[Op]) -> Run:
+    """Raises `Unsuited` or `NativeError`."""
     lowered, kernel = order.lowered, order.kernel
     graph = lower(lowered, ops)
     stitched = plan(graph)
@@ -92,13 +100,13 @@ def number_arguments(
         node = nodes[index]
         if index in found:
             continue
+        if node.kind is not Kind.PARAMETER and not node.per_unit:
+            raise Unsuited("the same for all units, but made in a launch")
         if node.source in places:
             found[index] = places[node.source]
-        elif node.per_unit and node.kind is not Kind.PARAMETER:
+        else:
             found[index] = ~len(scratch)
             scratch.append(Scratch(node.dtype, node.size))
-        else:
-            raise NativeError(f"a {node.kind.value} node is handed over, but is no value")
     return found, tuple(scratch)
 
 
@@ -115,7 +123,7 @@ def find_lookups(graph: Graph, places: Mapping[int, int]) -> tuple[tuple[int, in
         table, index = (graph.nodes[operand] for operand in node.operands)
         if index.per_unit:
             if index.kind is not Kind.PARAMETER:
-                raise NativeError("an index is computed in the run that looks it up")
+                raise Unsuited("an index is computed in the run that looks it up")
             found.append((places[index.source], table.shape[node.axes[0]]))
     return tuple(dict.fromkeys(found))
 
