@@ -267,6 +267,7 @@ for _op in ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or"):
     case(_op, x("R", 9, dtype="i64"), x("R", 9, dtype="i64"))
     case(_op, x("R", 9, dtype="bool"), x("R", 9, dtype="bool"))
 case("where", x("R", "T", dtype="bool"), x("R", 1), x(1, 1))
+case("where", x("R", 1, 3, dtype="bool"), x("R", 2, 3), w(2, 1), label="packed")
 case("where", x("R", 3, dtype="bool"), x("R", 3, dtype="i64"), x(dtype="i64"))
 case("constant", value=2.5, out=shaped("f32"), label="f32")
 case("constant", value=7, out=shaped("i64"), label="i64")
@@ -294,6 +295,8 @@ for _op in ("sum", "mean", "prod", "amax", "amin"):
 for _op in ("any", "all"):
     for _dtype in ("bool", "f32", "i64", "u8"):
         case(_op, x("R", "T", 3, dtype=_dtype), dims=(1,), keepdim=False)
+for _op in ("any", "all"):
+    case(_op, x("R", 2, 5, dtype="u8", fill="ints:0:2"), dims=(2,), keepdim=True, label="packed")
 case("sum", x("R", 9, dtype="bool"), dims=(1,), keepdim=False)
 for _correction in (0, 1):
     case("var", x("R", 9), dims=(1,), keepdim=True, correction=_correction)
@@ -333,6 +336,7 @@ case("reshape", x("R", "T", 6), out=shaped("f32", "R", "T", 2, 3))
 case("reshape", x("R", "T", 6), out=shaped("f32", "R*T", 6))
 case("reshape", x("2*R", 3), out=shaped("f32", "R", 6))
 case("permute", x("R", "T", 2, 3), dims=(0, 2, 1, 3))
+case("permute", x("R", 2, 1, 3, 4), dims=(0, 4, 2, 1, 3), label="packed")
 case("expand", x("R", 1, 3), out=shaped("f32", "R", "T", 3))
 case("expand", w(3), out=shaped("f32", "R", 3))
 case("slice", x("R", 9), dim=1, start=1, stop=8, step=3, out=shaped("f32", "R", 3))
@@ -383,6 +387,9 @@ case("linear", x("R", 33, dtype="bf16"), w(5, 33, dtype="bf16"), w(5, dtype="bf1
 case("linear", x("R", 1), w(1, 1), w(1), layout="nk", label="ones")
 case("matmul", x("R", "T", 5), x("R", 5, "T"))
 case("matmul", x("R", 2, "T", 5), w(5, 3))
+case("matmul", x("R", 2, 3, 5), x("R", 1, 5, 4), label="packed")
+case("matmul", x("R", 3, 1), x("R", 1, 4), label="outer")
+case("matmul", x("R", "T", 1, 5), x("R", "T", 5, 1), label="inner")
 case("matmul", x("R", 5), w(5), label="matrix-vector")
 case("matmul", w(5), x("R", 5, 2), label="vector-matrix")
 case("matmul", x(5), x(5), label="dot")

@@ -1,0 +1,489 @@
+"""Ops of the IR -> a `Graph` of one unit.
+
+NOTE the one idea: no node has an axis of extent 1. The packed axes of a value with k elements per
+unit become one of extent k, then all axes of extent 1 go. Broadcasting, `keepdim`, and FIXED
+operands with leading ones are then all the same question: which axis of the result is this one?
+
+Composite ops are written with the op table's formulas. Floats of 16 bits are computed in f32, with
+a cast before and after every op, so that each op rounds once, as everywhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+from coissue.kernels.ir import ABSENT, Op, Type
+from coissue.kernels.lowered import Layout, Lowered, Mode
+from coissue.kernels.optable.base import INT_RANGE, KINDS
+from coissue.kernels.passes.layouts import lead
+from coissue.kernels.passes.rewrite import integer, integers
+from coissue.kernels.stitch.builder import GraphBuilder, Number, Shape
+from coissue.kernels.stitch.graph import Graph
+
+#: Most multiply-adds per matrix of a product inside a stitched kernel (F18).
+DOT_LIMIT: Final = 2**15
+_NARROW: Final = ("f16", "bf16")
+
+
+def can_lower(op: Op, mode: Mode, lowered: Lowered) -> bool:
+    """Whether `op` may be in a run: PACKED, in `RULES`, and it never raises at a launch."""
+    if mode is not Mode.PACKED or op.name not in RULES:
+        return False
+    types = lowered.program.types
+    operands = [value for value in op.inputs if value != ABSENT]
+    if op.name in ("remainder", "floor_div", "pow"):  # whole numbers may raise
+        return types[operands[0]].dtype in KINDS["float"]
+    if op.name == "matmul":
+        return _is_small_product(op, lowered)
+    return True
+
+
+def _is_small_product(op: Op, lowered: Lowered) -> bool:
+    left, right = (lowered.program.types[value] for value in op.inputs)
+    if any(lowered.layouts[value] is Layout.FIXED for value in op.inputs):
+        return False  # a weight: the library's product over all rows
+    if left.dtype not in KINDS["float"] or min(len(left.shape), len(right.shape)) < 2:
+        return False
+    m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
+    return m.scale * k.scale * n.scale <= DOT_LIMIT
+
+
+def lower(lowered: Lowered, ops: Sequence[Op]) -> Graph:
+    """The graph of a run of ops that `can_lower` and that share one unit (see `runs`).
+
+    Its parameters and outputs have the IR value they are as `source`; outputs are the values made
+    here that any other op, or the program's user, reads."""
+    lowering = Lowering(lowered)
+    for op in ops:
+        lowering.nodes[op.outputs[0]] = RULES[op.name](lowering, op)
+    made = list(dict.fromkeys(op.outputs[0] for op in ops))
+    handed = handed_out(lowered, ops)
+    outputs = [
+        (lowering.node(value), value, lowering.shape(value)) for value in made if value in handed
+    ]
+    return lowering.builder.finish(outputs)
+
+
+def handed_out(lowered: Lowered, ops: Sequence[Op]) -> set[int]:
+    """Values read by ops other than `ops`, or outputs of the program."""
+    inside = {op.outputs for op in ops}
+    found = {port.value for port in lowered.program.outputs}
+    for op in lowered.program.ops:
+        if op.outputs not in inside:
+            found.update(op.inputs)
+    return found
+
+
+class Lowering:
+    """What the rules of one run share."""
+
+    def __init__(self, lowered: Lowered) -> None:
+        self.builder = GraphBuilder()
+        self.types: Sequence[Type] = lowered.program.types
+        self.layouts = lowered.layouts
+        #: IR value -> node.
+        self.nodes: dict[int, int] = {}
+        self._constants = _constants(lowered)
+
+    def node(self, value: int) -> int:
+        if value not in self.nodes:
+            self.nodes[value] = self._outside(value)
+        return self.nodes[value]
+
+    def _outside(self, value: int) -> int:
+        """A value that no op of the run makes."""
+        dtype, shape = self.types[value].dtype, self.shape(value)
+        if value in self._constants:
+            number = self.builder.constant(self._constants[value], dtype)
+            return self.builder.broadcast(number, (), shape)
+        per_unit = self.layouts[value] is not Layout.FIXED
+        return self.builder.parameter(shape, dtype, value, per_unit)
+
+    def axes(self, value: int) -> list[tuple[int, int]]:
+        """(logical dim, extent) of each axis of the value's node; the packed axes count as one."""
+        dims = self.types[value].shape
+        packed = 0 if self.layouts[value] is Layout.FIXED else lead(self.types[value])
+        first = max(packed - 1, 0)
+        return [(d, dims[d].scale) for d in range(first, len(dims)) if dims[d].scale != 1]
+
+    def shape(self, value: int) -> Shape:
+        return tuple(extent for _, extent in self.axes(value))
+
+    def axis(self, value: int, dim: int) -> int | None:
+        """Where a logical dim is in the node; None if its extent is 1."""
+        return next((i for i, (d, _) in enumerate(self.axes(value)) if d == dim), None)
+
+    def axes_of(self, value: int, dims: Collection[int]) -> tuple[int, ...]:
+        return tuple(i for i, (d, _) in enumerate(self.axes(value)) if d in dims)
+
+    def spread(self, value: int, out: int, x: int | None = None) -> int:
+        """The value (or `x` in its place) aligned from the right with `out`, with all its axes."""
+        shift = len(self.types[out].shape) - len(self.types[value].shape)
+        places = [self.axis(out, d + shift) for d, _ in self.axes(value)]
+        axes = tuple(place for place in places if place is not None)
+        node = self.node(value) if x is None else x
+        return self.builder.broadcast(node, axes, self.shape(out))
+
+    def wide(self, x: int) -> int:
+        """`x` in a dtype for arithmetic."""
+        return self.cast(x, "f32") if self.builder.dtype(x) in _NARROW else x
+
+    def cast(self, x: int, dtype: str) -> int:
+        if self.builder.dtype(x) == dtype:
+            return x
+        return self.builder.pointwise("cast", x, dtype=dtype)
+
+    def call(self, name: str, *args: int | float, dtype: str | None = None) -> int:
+        """A scalar function of nodes; a float is a constant of the first node's dtype.
+
+        Operands without axes go with any; else shapes are equal."""
+        first = next(arg for arg in args if isinstance(arg, int))
+        like = self.builder.dtype(first)
+        nodes = [a if isinstance(a, int) else self.builder.constant(a, like) for a in args]
+        return self.builder.pointwise(name, *nodes, dtype=dtype)
+
+    def along(self, name: str, x: int, axes: Sequence[int]) -> int:
+        """A reduction that keeps its axes, by spreading its result over them again."""
+        shape = self.builder.shape(x)
+        kept = tuple(axis for axis in range(len(shape)) if axis not in axes)
+        return self.builder.broadcast(self.builder.reduce(name, x, axes), kept, shape)
+
+    def mean(self, x: int, axes: Sequence[int], correction: int = 0) -> int:
+        """Over `axes`, which are gone; the sum is divided by the count less `correction`."""
+        count = math.prod(self.builder.shape(x)[axis] for axis in axes) - correction
+        share = 1.0 / count if count > 0 else math.inf
+        total = self.builder.reduce("sum", x, axes)
+        return total if share == 1.0 else self.call("mul", total, share)
+
+
+def _constants(lowered: Lowered) -> dict[int, Number]:
+    """FIXED values that are one number everywhere."""
+    found: dict[int, Number] = {}
+    for op in lowered.program.ops:
+        value = op.outputs[0]
+        if op.name in ("constant", "full") and lowered.layouts[value] is Layout.FIXED:
+            number = op.attrs["value"]
+            assert isinstance(number, int | float)
+            found[value] = number
+        elif op.name in ("expand", "reshape") and op.inputs[0] in found:
+            found[value] = found[op.inputs[0]]
+    return found
+
+
+Rule = Callable[[Lowering, Op], int]
+#: A formula on nodes that are ready for arithmetic.
+Formula = Callable[[Lowering, Op, int], int]
+
+
+# --- element by element -------------------------------------------------------------------------
+
+
+def _same(name: str) -> Rule:
+    """One scalar function of operands that broadcast."""
+
+    def rule(c: Lowering, op: Op) -> int:
+        out = op.outputs[0]
+        operands = [c.wide(c.spread(value, out)) for value in op.inputs]
+        return c.cast(c.call(name, *operands), c.types[out].dtype)
+
+    return rule
+
+
+def _formula(formula: Formula) -> Rule:
+    """A function of the first input alone."""
+
+    def rule(c: Lowering, op: Op) -> int:
+        made = formula(c, op, c.wide(c.node(op.inputs[0])))
+        return c.cast(made, c.types[op.outputs[0]].dtype)
+
+    return rule
+
+
+def _number(op: Op, name: str) -> float:
+    found = op.attrs[name]
+    assert isinstance(found, int | float)
+    return float(found)
+
+
+def _silu(c: Lowering, op: Op, x: int) -> int:
+    return c.call("mul", x, c.call("sigmoid", x))
+
+
+def _gelu(c: Lowering, op: Op, x: int) -> int:
+    if op.attrs["approximate"] == "none":
+        bent = c.call("erf", c.call("mul", x, math.sqrt(0.5)))
+    else:
+        cube = c.call("mul", c.call("mul", x, x), x)
+        inner = c.call("add", x, c.call("mul", cube, 0.044715))
+        bent = c.call("tanh", c.call("mul", inner, math.sqrt(2 / math.pi)))
+    return c.call("mul", c.call("mul", x, 0.5), c.call("add", bent, 1.0))
+
+
+def _softplus(c: Lowering, op: Op, x: int) -> int:
+    small = c.call("log1p", c.call("exp", c.call("minimum", x, 20.0)))
+    return c.call("where", c.call("gt", x, 20.0), x, small)
+
+
+def _mish(c: Lowering, op: Op, x: int) -> int:
+    return c.call("mul", x, c.call("tanh", _softplus(c, op, x)))
+
+
+def _hardsigmoid(c: Lowering, op: Op, x: int) -> int:
+    lifted = c.call("maximum", c.call("add", x, 3.0), 0.0)
+    return c.call("mul", c.call("minimum", lifted, 6.0), 1.0 / 6.0)
+
+
+def _hardswish(c: Lowering, op: Op, x: int) -> int:
+    return c.call("mul", x, _hardsigmoid(c, op, x))
+
+
+def _leaky_relu(c: Lowering, op: Op, x: int) -> int:
+    return c.call("where", c.call("gt", x, 0.0), x, c.call("mul", x, _number(op, "slope")))
+
+
+def _elu(c: Lowering, op: Op, x: int) -> int:
+    below = c.call("expm1", c.call("minimum", x, 0.0))
+    return c.call("where", c.call("gt", x, 0.0), x, c.call("mul", below, _number(op, "alpha")))
+
+
+def _clamp(c: Lowering, op: Op, x: int) -> int:
+    for name, bound in (("maximum", op.attrs.get("min")), ("minimum", op.attrs.get("max"))):
+        if isinstance(bound, int | float):
+            x = c.builder.pointwise(name, x, c.builder.constant(bound, c.builder.dtype(x)))
+    return x
+
+
+def _relu(c: Lowering, op: Op, x: int) -> int:
+    return c.builder.pointwise("maximum", x, c.builder.constant(0, c.builder.dtype(x)))
+
+
+def _div(c: Lowering, op: Op) -> int:
+    """Whole numbers divide as f64, rounded once."""
+    out = op.outputs[0]
+    a, b = (c.wide(c.spread(value, out)) for value in op.inputs)
+    if c.builder.dtype(a) in INT_RANGE:
+        a, b = c.cast(a, "f64"), c.cast(b, "f64")
+    return c.cast(c.call("div", a, b), c.types[out].dtype)
+
+
+def _where(c: Lowering, op: Op) -> int:
+    return c.call("where", *(c.spread(value, op.outputs[0]) for value in op.inputs))
+
+
+def _cast(c: Lowering, op: Op) -> int:
+    return c.cast(c.node(op.inputs[0]), c.types[op.outputs[0]].dtype)
+
+
+def _full(c: Lowering, op: Op) -> int:
+    value, out = op.attrs["value"], op.outputs[0]
+    assert isinstance(value, int | float)
+    return c.builder.broadcast(c.builder.constant(value, c.types[out].dtype), (), c.shape(out))
+
+
+# --- along dims ---------------------------------------------------------------------------------
+
+
+def _reduce(c: Lowering, op: Op) -> int:
+    source, out = op.inputs[0], c.types[op.outputs[0]].dtype
+    x, axes = c.wide(c.node(source)), c.axes_of(source, integers(op, "dims"))
+    if op.name == "mean":
+        return c.cast(c.mean(x, axes), out)
+    if out not in KINDS["float"]:  # sums of whole numbers in i64, any and all of bools
+        x = c.cast(x, out)
+    return c.cast(c.builder.reduce(op.name, x, axes), out)
+
+
+def _var(c: Lowering, op: Op, x: int) -> int:
+    axes = c.axes_of(op.inputs[0], integers(op, "dims"))
+    centred = _centre(c, x, axes)
+    return c.mean(c.call("mul", centred, centred), axes, integer(op, "correction"))
+
+
+def _centre(c: Lowering, x: int, axes: Sequence[int]) -> int:
+    return c.call("sub", x, _back(c, c.mean(x, axes), x, axes))
+
+
+def _back(c: Lowering, reduced: int, x: int, axes: Sequence[int]) -> int:
+    """A value per reduced row, as large as `x` again."""
+    kept = tuple(axis for axis in range(len(c.builder.shape(x))) if axis not in axes)
+    return c.builder.broadcast(reduced, kept, c.builder.shape(x))
+
+
+def _softmax(c: Lowering, op: Op, x: int) -> int:
+    axes = c.axes_of(op.inputs[0], (integer(op, "dim"),))
+    shifted = c.call("sub", x, c.along("amax", x, axes))
+    raised = c.call("exp", shifted)
+    if op.name == "softmax":
+        return c.call("div", raised, c.along("sum", raised, axes))
+    total = c.builder.reduce("sum", raised, axes)
+    return c.call("sub", shifted, _back(c, c.call("log", total), x, axes))
+
+
+def _normed(c: Lowering, op: Op, x: int, axes: Sequence[int]) -> int:
+    """`x` by its root mean square along `axes`."""
+    power = c.mean(c.call("mul", x, x), axes)
+    scale = c.call("rsqrt", c.call("add", power, _number(op, "eps")))
+    return c.call("mul", x, _back(c, scale, x, axes))
+
+
+def _affine(c: Lowering, op: Op, x: int, spread: Callable[[int], int]) -> int:
+    """`x` times input 1 plus input 2, where they are given."""
+    for name, value in zip(("mul", "add"), op.inputs[1:], strict=False):
+        if value != ABSENT:
+            x = c.call(name, x, c.wide(spread(value)))
+    return x
+
+
+def _norm(c: Lowering, op: Op, x: int) -> int:
+    source, out = op.inputs[0], op.outputs[0]
+    rank = len(c.types[source].shape)
+    axes = c.axes_of(source, range(rank - integer(op, "axes"), rank))
+    centred = _centre(c, x, axes) if op.name == "layer_norm" else x
+    return _affine(c, op, _normed(c, op, centred, axes), lambda value: c.spread(value, out))
+
+
+def _per_channel(c: Lowering, op: Op, x: int | None, value: int) -> int:
+    """A vector over axis 1 (or `x` made of such) as large as the op's output."""
+    out = op.outputs[0]
+    node = c.node(value) if x is None else x
+    place = c.axis(out, 1)
+    return c.builder.broadcast(node, () if place is None else (place,), c.shape(out))
+
+
+def _group_norm(c: Lowering, op: Op, x: int) -> int:
+    source = op.inputs[0]
+    whole, groups = c.shape(source), integer(op, "groups")
+    rows = c.types[source].shape[0].scale
+    parts = (rows, groups, math.prod(whole) // (rows * groups))
+    shape = tuple(extent for extent in parts if extent != 1)
+    axes = (len(shape) - 1,) if parts[2] != 1 else ()
+    normed = _normed(c, op, _centre(c, c.builder.reshape(x, shape), axes), axes)
+    y = c.builder.reshape(normed, whole)
+    return _affine(c, op, y, lambda value: _per_channel(c, op, None, value))
+
+
+def _batch_norm(c: Lowering, op: Op, x: int) -> int:
+    """As x * scale + shift, with what depends on weights alone apart."""
+    mean, var, *affine = op.inputs[1:]
+    weight, bias = (*affine, ABSENT, ABSENT)[:2]
+    scale = c.call("rsqrt", c.call("add", c.wide(c.node(var)), _number(op, "eps")))
+    if weight != ABSENT:
+        scale = c.call("mul", scale, c.wide(c.node(weight)))
+    shift = c.call("neg", c.call("mul", c.wide(c.node(mean)), scale))
+    if bias != ABSENT:
+        shift = c.call("add", shift, c.wide(c.node(bias)))
+    scaled = c.call("mul", x, _per_channel(c, op, scale, mean))
+    return c.call("add", scaled, _per_channel(c, op, shift, mean))
+
+
+# --- moves, products, reads ---------------------------------------------------------------------
+
+
+def _reshape(c: Lowering, op: Op) -> int:
+    return c.builder.reshape(c.node(op.inputs[0]), c.shape(op.outputs[0]))
+
+
+def _expand(c: Lowering, op: Op) -> int:
+    return c.spread(op.inputs[0], op.outputs[0])
+
+
+def _permute(c: Lowering, op: Op) -> int:
+    source, out = op.inputs[0], op.outputs[0]
+    dims = integers(op, "dims")
+    places = [c.axis(source, dims[d]) for d, _ in c.axes(out)]
+    axes = tuple(place for place in places if place is not None)
+    return c.builder.transpose(c.node(source), axes)
+
+
+def _cut(c: Lowering, op: Op, start: int, step: int, length: int) -> int:
+    source, dim = op.inputs[0], integer(op, "dim")
+    axis, x = c.axis(source, dim), c.node(source)
+    if axis is None:
+        return x
+    extent = c.types[source].shape[dim].scale
+    first = start + extent if start < 0 else start
+    return c.builder.reshape(c.builder.slice(x, axis, first, step, length), c.shape(op.outputs[0]))
+
+
+def _slice(c: Lowering, op: Op) -> int:
+    length = c.types[op.outputs[0]].shape[integer(op, "dim")].scale
+    return _cut(c, op, integer(op, "start"), integer(op, "step"), length)
+
+
+def _select(c: Lowering, op: Op) -> int:
+    return _cut(c, op, integer(op, "index"), 1, 1)
+
+
+def _concat(c: Lowering, op: Op) -> int:
+    out, dim = op.outputs[0], integer(op, "dim")
+    axis, shape = c.axis(out, dim), c.shape(out)
+    if axis is None:
+        return c.node(op.inputs[0])
+    parts = []
+    for value in op.inputs:
+        extent = c.types[value].shape[dim].scale
+        part = (*shape[:axis], extent, *shape[axis + 1 :])
+        parts.append(c.builder.reshape(c.node(value), part))
+    return c.builder.concat(parts, axis)
+
+
+def _matmul(c: Lowering, op: Op) -> int:
+    out = op.outputs[0]
+    rank, dims = len(c.types[out].shape), c.types[out].shape
+    batch = tuple((d, extent) for d, extent in c.axes(out) if d < rank - 2)
+    lefts, rights = (c.types[value].shape[-2:] for value in op.inputs)
+    ends = (tuple(d.scale for d in lefts), tuple(d.scale for d in rights))
+    factors = [
+        _as_matrices(c, value, rank, batch, end) for value, end in zip(op.inputs, ends, strict=True)
+    ]
+    product = c.builder.dot(*factors)
+    assert c.builder.shape(product)[-2:] == (dims[-2].scale, dims[-1].scale)
+    return c.cast(c.builder.reshape(product, c.shape(out)), c.types[out].dtype)
+
+
+def _as_matrices(
+    c: Lowering, value: int, rank: int, batch: Sequence[tuple[int, int]], end: tuple[int, ...]
+) -> int:
+    """A factor with all batch axes of the product and both matrix axes."""
+    own = len(c.types[value].shape)
+    places = {d: i for i, (d, _) in enumerate(batch)}
+    kept = [d + rank - own for d, _ in c.axes(value)]
+    last = {rank - 2: len(batch), rank - 1: len(batch) + (end[0] != 1)}
+    shape = (*(extent for _, extent in batch), *(extent for extent in end if extent != 1))
+    x = c.wide(c.node(value))
+    x = c.builder.broadcast(x, tuple(places[d] if d in places else last[d] for d in kept), shape)
+    return c.builder.reshape(x, (*(extent for _, extent in batch), *end))
+
+
+def _embedding(c: Lowering, op: Op) -> int:
+    table, index = op.inputs
+    rows, size = c.types[table].shape[0].scale, c.types[table].shape[1].scale
+    full = c.builder.reshape(c.node(table), (rows, size))
+    return c.builder.reshape(c.builder.gather(full, c.node(index), 0), c.shape(op.outputs[0]))
+
+
+_ONE_NAME: Final = """
+    neg abs sign floor ceil round sigmoid tanh exp log log1p sqrt rsqrt reciprocal erf sin cos
+    add sub mul pow maximum minimum remainder floor_div eq ne lt le gt ge logical_and logical_or
+    logical_not
+"""
+_BY_FORMULA: Final[Mapping[str, Formula]] = {
+    "silu": _silu, "gelu": _gelu, "softplus": _softplus, "mish": _mish, "elu": _elu,
+    "hardsigmoid": _hardsigmoid, "hardswish": _hardswish, "leaky_relu": _leaky_relu,
+    "clamp": _clamp, "relu": _relu, "var": _var, "softmax": _softmax, "log_softmax": _softmax,
+    "layer_norm": _norm, "rms_norm": _norm, "batch_norm": _batch_norm, "group_norm": _group_norm,
+}  # fmt: skip
+#: Every op that can be lowered. Left out: what may raise at a launch, cumulative ops, windows.
+RULES: Final[Mapping[str, Rule]] = {
+    **{name: _same(name) for name in _ONE_NAME.split()},
+    **{name: _formula(formula) for name, formula in _BY_FORMULA.items()},
+    **dict.fromkeys(("sum", "prod", "mean", "amax", "amin", "any", "all"), _reduce),
+    "identity": lambda c, op: c.node(op.inputs[0]),
+    "div": _div, "where": _where, "cast": _cast, "full": _full, "reshape": _reshape,
+    "expand": _expand, "permute": _permute, "slice": _slice, "select": _select,
+    "concat": _concat, "matmul": _matmul, "embedding": _embedding,
+}  # fmt: skip
+#: Ops that only say where elements are: free as long as nothing is computed with them.
+VIEWS: Final = frozenset({"identity", "reshape", "expand", "permute", "slice", "select"})
