@@ -258,11 +258,11 @@ class Forge:
 
     def wait(self) -> None:
         """Until nothing is being built."""
-        while self._thread is not None:
-            self._thread.join()
+        while (thread := self._thread) is not None:
+            thread.join()
             with self._lock:
-                if not self._is_working:
-                    return
+                if thread is self._thread:
+                    self._thread = None
 
     def close(self) -> None:
         """Give up what is being built."""
