@@ -72,13 +72,15 @@ def known(node: Node, masks: list[np.ndarray]) -> np.ndarray:
     if node.kind is Kind.POINTWISE:
         return np.broadcast_to(np.logical_and.reduce(np.broadcast_arrays(*masks)), node.shape)
     if node.kind is Kind.REDUCE:
-        return masks[0].all(axis=node.axes)
+        return np.asarray(masks[0].all(axis=node.axes))
     if node.kind is Kind.DOT:
         left, right = masks[0].all(axis=-1), masks[1].all(axis=-2)
         return left[..., :, None] & right[..., None, :]
     if node.kind is Kind.GATHER:
         (axis,), rank = node.axes, masks[1].ndim
-        picks = masks[1].reshape(*masks[1].shape, *[1] * (len(node.shape) - axis - rank))
+        picks = np.asarray(masks[1]).reshape(
+            (*masks[1].shape, *[1] * (len(node.shape) - axis - rank))
+        )
         return np.broadcast_to(picks, node.shape) & masks[0].all()
     return move(node, masks)
 

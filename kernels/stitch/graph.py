@@ -8,7 +8,8 @@ value with s elements per unit has elements [u*s, (u+1)*s).
 
 A node is primitive: what the op table has as one op (softmax, layer_norm, gelu) is several nodes
 here, so that rules speak of seven kinds only. Nodes are in topological order; a node names its
-operands by index.
+operands by index. What `lower` makes has no axis of extent 1, but where a kind needs one (matrices,
+slices, joined parts), and no arithmetic in f16 or bf16: only casts, moves, `where` and `identity`.
 """
 
 from __future__ import annotations

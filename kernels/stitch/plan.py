@@ -8,7 +8,9 @@ kernel was made by the same block. Blocks never talk to each other.
     Column   axes before `split_dim` whole; of `split_dim` the chunk b // inner, and of the axes
              after it the one index b % inner, inner = product of the extents after it
 
-A launch has units * blocks blocks (see `graph`): the grid of one unit, repeated.
+A launch has units * blocks blocks (see `graph`): the grid of one unit, repeated. In a kernel of
+several blocks, a node or input whose own schedule has one block is not cut: each block reads all of
+an input, and makes again what it needs of a node, which therefore is INLINE.
 """
 
 from __future__ import annotations
@@ -74,10 +76,10 @@ class Buffer:
 class StitchedKernel:
     """One kernel: nodes of the graph by index."""
 
-    #: In topological order; without parameters and constants.
+    #: In topological order; without parameters and constants. A node that only moves data may be
+    #: in several kernels.
     nodes: tuple[int, ...]
-    #: Nodes with home OUTPUT that no node of this kernel needs to be made, or that are needed
-    #: outside; the schedules start here.
+    #: The same as `outputs`; schedules start at those that no node of this kernel reads.
     roots: tuple[int, ...]
     #: Nodes read from outside: parameters, and outputs of other kernels.
     inputs: tuple[int, ...]
