@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 
-from coissue.kernels.cpu import exact, gemm, ops, segments
-from coissue.kernels.cpu.conv import Conv
+from coissue.kernels.cpu import exact, gemm, ops, segments, stitched
+from coissue.kernels.cpu.conv import Conv, find_norm
 from coissue.kernels.cpu.frame import Frame, Packing, join, pack
 from coissue.kernels.cpu.gemm import Gemm, GemmTable
+from coissue.kernels.cpu.native import Build, Call, number_values
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
 from coissue.kernels.ir import ABSENT, Op
 from coissue.kernels.lowered import Kernel, Lowered, Mode
+from coissue.kernels.passes.fold import find_folds
 from coissue.kernels.passes.layouts import POINTWISE
 
 Step = Callable[[Frame], None]
@@ -39,8 +41,8 @@ _NONE = 0
 class Plan:
     """A compiled kernel. Slots: see `Frame.env`."""
 
-    __slots__ = ("_constants", "_once", "_weights", "exact", "inputs", "outputs", "signature",
-                 "steps")  # fmt: skip
+    __slots__ = ("_constants", "_once", "_parts", "_values", "_weights", "exact", "inputs",
+                 "outputs", "signature", "steps")  # fmt: skip
 
     def __init__(
         self, lowered: Lowered, kernel: Kernel, store: WeightStore, table: GemmTable,
@@ -52,8 +54,12 @@ class Plan:
         #: (slot, packing) of each of the kernel's inputs and outputs, in its order.
         self.inputs = [(builder.slots[v], builder.packing(v)) for v in kernel.inputs]
         self.outputs = [(builder.slots[v], builder.packing(v)) for v in kernel.outputs]
-        #: Each with the slots no later step reads.
-        self.steps: list[tuple[Step, tuple[int, ...]]] = [(p.step, p.kills) for p in builder.parts]
+        #: Each with the slots no later step reads. Replaced as a whole, between launches or while
+        #: one goes through the steps of before.
+        self.steps: stitched.Steps = [(p.step, p.kills) for p in builder.parts]
+        self._parts = dict(zip(builder.places, builder.parts, strict=True))
+        #: Slot and packing by place of value (`native.number_values`).
+        self._values = builder.tensors(number_values(kernel))
         if kernel.exact:
             constants = builder.env
             self.steps = exact.arrange(
@@ -66,9 +72,18 @@ class Plan:
         #: In order.
         self._once: list[Fill] = builder.once
 
+    def adopt(self, build: Build, load: Callable[[Call], Any]) -> None:
+        """Runs of ops have native forms from the next launch on. From any thread.
+
+        Raises what `load` raises."""
+        runs = [(run.ops, stitched.NativeRun(run, self._values, load)) for run in build.runs]
+        if runs:
+            self.steps = stitched.arrange(self._parts, runs)
+
     def environment(self, weights: Sequence[StoredWeight]) -> list[Any]:
         """The slots as a launch finds them: constants, weights, and all that follows from them."""
         env = list(self._constants)
+        env[stitched.CACHE] = {}
         for slot, position, as_tensor in self._weights:
             env[slot] = weights[position].plain if as_tensor else weights[position]
         for fill in self._once:
@@ -83,9 +98,11 @@ class _Builder:
         self, lowered: Lowered, kernel: Kernel, store: WeightStore, table: GemmTable | None
     ) -> None:
         self._lowered, self._kernel, self._store, self._table = lowered, kernel, store, table
-        self.env: list[Any] = [None]
+        self.env: list[Any] = [None, None]
         self.slots: dict[int, int] = {ABSENT: _NONE}
         self.parts: list[exact.Part] = []
+        #: Of each part: its op's place in `Kernel.ops`.
+        self.places: list[int] = []
         self.once: list[Fill] = []
         self.weight_slots: list[tuple[int, int, bool]] = []
         self._weight_slot: dict[tuple[int, bool], int] = {}
@@ -100,8 +117,20 @@ class _Builder:
         self._last_use = {v: index for index, op in enumerate(kernel.ops) for v in op.inputs}
         for value in kernel.inputs:
             self.slots[value] = self._new_slot()
+        #: Place of a convolution -> of the batch norm folded into it, which gets no step.
+        self._folds = find_folds(lowered, kernel)
         for index, (op, mode) in enumerate(zip(kernel.ops, kernel.modes, strict=True)):
-            self._add(op, mode, index)
+            if index not in self._folds.values():
+                self._add(op, mode, index)
+
+    def tensors(self, values: Sequence[int]) -> dict[int, tuple[int, Packing]]:
+        """Slot and packing, by index in `values`, of those that are tensors in the environment."""
+        found = {}
+        for index, value in enumerate(values):
+            slot = self.slots.get(value, self._weight_slot.get((value, True)))
+            if slot is not None:
+                found[index] = slot, self.packing(value)
+        return found
 
     def packing(self, value: int) -> Packing:
         return Packing(self._lowered.layouts[value], self._lowered.program.types[value])
@@ -125,7 +154,11 @@ class _Builder:
             self._add_once(op)
             return
         made = None
-        if mode is Mode.PACKED and op.name in ("linear", "conv") and self._from_store(op):
+        if index in self._folds:
+            norm = self._kernel.ops[self._folds[index]]
+            made = self._folded(op, norm)
+            op = Op("conv", op.inputs[:2], norm.outputs, op.attrs)
+        elif mode is Mode.PACKED and op.name in ("linear", "conv") and self._from_store(op):
             made = self._linear(op) if op.name == "linear" else self._conv(op)
         if made is None:
             ins = tuple(self._input_slot(v) for v in op.inputs)
@@ -138,6 +171,7 @@ class _Builder:
         kills = {self.slots[v] for v in dead if v in self.slots}
         kept = self._weighted | self._constant
         pairs = list(zip(op.inputs, ins, strict=False))
+        self.places.append(index)
         self.parts.append(
             exact.Part(
                 op, mode, step, tuple(kills - kept),
@@ -295,6 +329,23 @@ class _Builder:
         conv = Conv(self._store, op.attrs, exact=self._kernel.exact)
         call = _call(conv, ins, self._outs(op))
         return self._grouped(op, ins, call), ins
+
+    def _folded(self, op: Op, norm: Op) -> tuple[Step, tuple[int, ...]]:
+        """A convolution with the batch norm behind it in its weights, and its slots."""
+        x, w, b = self._stored_slots(op)
+        given = [
+            _NONE if v == ABSENT else self._input_slot(v, as_tensor=False)
+            for v in (*norm.inputs[1:], ABSENT, ABSENT)[:4]
+        ]
+        eps, found = float(norm.attrs["eps"] or 0), self._new_slot()  # type: ignore[arg-type]
+
+        def fill(env: list[Any]) -> None:
+            env[found] = find_norm([env[slot] for slot in (b, *given)], eps)
+
+        self._fill_once((w, *given), (found,), fill)
+        ins = x, w, found
+        call = _call(Conv(self._store, op.attrs, exact=False), ins, self._outs(norm))
+        return self._grouped(Op("conv", op.inputs[:2], norm.outputs, op.attrs), ins, call), ins
 
     def _linear(self, op: Op) -> tuple[Step, tuple[int, ...]]:
         """A GEMM with weights from the store, and its slots."""

@@ -35,9 +35,10 @@ from coissue.kernels.cpu.compile import Plan
 from coissue.kernels.cpu.exact import BlockSizes
 from coissue.kernels.cpu.frame import Frame, Packing
 from coissue.kernels.cpu.gemm import GemmTable, device_name
+from coissue.kernels.cpu.native import Forge
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
 from coissue.kernels.ir import Type
-from coissue.kernels.lowered import Layout, Lowered
+from coissue.kernels.lowered import Kernel, Layout, Lowered
 from coissue.kernels.plan import PlanCache
 
 Tensor = torch.Tensor
@@ -103,13 +104,17 @@ class DeviceSegment:
 class CpuDevice:
     """See the module."""
 
-    def __init__(self, *, threads: int, memory_bytes: int, cache_dir: Path) -> None:
+    def __init__(
+        self, *, threads: int, memory_bytes: int, cache_dir: Path, forge: Forge | None = None
+    ) -> None:
+        """`forge`: builds native forms of memory-bound ops; whoever made it closes it."""
         torch.set_num_threads(threads)
         self.name = device_name(threads)
         self.cache_dir = cache_dir
         self.store = WeightStore(memory_bytes)
         self.gemms = GemmTable(cache_dir / "gemm.json", self.name)
         self.blocks = BlockSizes()
+        self._forge = forge
         self.plans: PlanCache[Plan] = PlanCache()
         #: (signature, digests) -> the set, as long as a bound kernel or segment holds it.
         self._sets: WeakValueDictionary[tuple[str, ...], WeightSet] = WeakValueDictionary()
@@ -149,8 +154,13 @@ class CpuDevice:
         """The kernel's plan; the first of a signature measures the GEMM shapes it needs, or tries
         which blocks are exact."""
         kernel = lowered.kernels[kernel_index]
-        made = partial(Plan, lowered, kernel, self.store, self.gemms, self.blocks)
-        return self.plans.get(kernel.signature, made)
+        return self.plans.get(kernel.signature, lambda: self._make_plan(lowered, kernel))
+
+    def _make_plan(self, lowered: Lowered, kernel: Kernel) -> Plan:
+        plan = Plan(lowered, kernel, self.store, self.gemms, self.blocks)
+        if self._forge is not None and not kernel.exact:
+            self._forge.serve(lowered, kernel, partial(plan.adopt, load=self._forge.load))
+        return plan
 
     @torch.inference_mode()
     def bind(self, lowered: Lowered, kernel_index: int) -> BoundKernel:

@@ -1,0 +1,138 @@
+"""The child process that makes a kernel's memory-bound ops into libraries: see `native`.
+
+    runs of ops -> graph -> stitched kernels -> loops -> C++ source -> library
+
+Reads one pickled `Order` from its input, writes one `Build` to its output. Knows no torch, so that
+it is up at once. What reaches a source is what the generator derives from the program's checked
+types and attributes; names that a tenant chose are not among it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from coissue.kernels.cpu.native import (
+    Build,
+    Call,
+    NativeError,
+    Order,
+    Run,
+    Scratch,
+    compile_source,
+    number_values,
+)
+from coissue.kernels.ir import Op
+from coissue.kernels.lowered import Kernel, Lowered, Mode
+from coissue.kernels.passes.fold import find_folds
+from coissue.kernels.stitch.cpp import render_cpp
+from coissue.kernels.stitch.emit import emit
+from coissue.kernels.stitch.graph import Graph, Kind
+from coissue.kernels.stitch.lower import lower
+from coissue.kernels.stitch.plan import StitchPlan
+from coissue.kernels.stitch.planner import plan
+from coissue.kernels.stitch.runs import find_runs
+
+
+class Unsuited(Exception):
+    """A run that a launch could not call; it stays with the op table."""
+
+
+#: One name in all libraries, so that equal kernels have equal sources.
+SYMBOL = "coissue_stitched"
+#: Added to the scheduler's own: it goes first, always.
+NICENESS = 19
+
+
+def build(order: Order) -> Build:
+    """Every run that can be built, and in words why others cannot."""
+    runs, failures = [], []
+    for run in find_runs(order.lowered, without_folds(order.lowered, order.kernel)):
+        try:
+            runs.append(build_run(order, run.ops))
+        except Unsuited:
+            continue
+        except NativeError as error:
+            failures.append(str(error))
+    return Build(tuple(runs), tuple(dict.fromkeys(failures)))
+
+
+def without_folds(lowered: Lowered, kernel: Kernel) -> Kernel:
+    """The kernel with the batch norms that convolutions take along out of the stitcher's sight."""
+    folded = set(find_folds(lowered, kernel).values())
+    modes = [Mode.EACH if i in folded else mode for i, mode in enumerate(kernel.modes)]
+    return replace(kernel, modes=tuple(modes))
+
+
+def build_run(order: Order, ops: Sequence[Op]) -> Run:
+    """Raises `Unsuited` or `NativeError`."""
+    lowered, kernel = order.lowered, order.kernel
+    graph = lower(lowered, ops)
+    stitched = plan(graph)
+    places = {value: place for place, value in enumerate(number_values(kernel))}
+    arguments, scratch = number_arguments(stitched, places)
+    calls = []
+    for unit in stitched.kernels:
+        source = render_cpp([emit(graph, unit, SYMBOL)])
+        file = compile_source(Path(order.folder), order.toolchain, source)
+        ins = tuple(arguments[node] for node in unit.inputs)
+        outs = tuple(arguments[node] for node in unit.outputs)
+        calls.append(Call(file, SYMBOL, ins, outs))
+    made = {op.outputs for op in ops}
+    inside = tuple(place for place, op in enumerate(kernel.ops) if op.outputs in made)
+    return Run(inside, tuple(calls), scratch, find_lookups(graph, places))
+
+
+def number_arguments(
+    stitched: StitchPlan, places: Mapping[int, int]
+) -> tuple[dict[int, int], tuple[Scratch, ...]]:
+    """Node -> its place as an argument, and the scratch tensors among them."""
+    nodes = stitched.graph.nodes
+    found: dict[int, int] = {}
+    scratch: list[Scratch] = []
+    for index in (i for unit in stitched.kernels for i in (*unit.inputs, *unit.outputs)):
+        node = nodes[index]
+        if index in found:
+            continue
+        if node.kind is not Kind.PARAMETER and not node.per_unit:
+            raise Unsuited("the same for all units, but made in a launch")
+        if node.source in places:
+            found[index] = places[node.source]
+        else:
+            found[index] = ~len(scratch)
+            scratch.append(Scratch(node.dtype, node.size))
+    return found, tuple(scratch)
+
+
+def find_lookups(graph: Graph, places: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """The index tensors that requests bring, with the extent they look up in.
+
+    Generated code never reads outside of a table, but the op table says that an index is wrong.
+    Where an index is computed on the way, nobody could say so in time.
+    """
+    found = []
+    for node in graph.nodes:
+        if node.kind is not Kind.GATHER:
+            continue
+        table, index = (graph.nodes[operand] for operand in node.operands)
+        if index.per_unit:
+            if index.kind is not Kind.PARAMETER:
+                raise Unsuited("an index is computed in the run that looks it up")
+            found.append((places[index.source], table.shape[node.axes[0]]))
+    return tuple(dict.fromkeys(found))
+
+
+def main() -> None:
+    os.nice(NICENESS)
+    order = pickle.load(sys.stdin.buffer)
+    sys.stdout.buffer.write(msgspec.json.encode(build(order)))
+
+
+if __name__ == "__main__":
+    main()
