@@ -36,8 +36,8 @@ from coissue.kernels.stitch.emit import emit
 from coissue.kernels.stitch.graph import Graph, Kind
 from coissue.kernels.stitch.lower import lower
 from coissue.kernels.stitch.plan import StitchPlan
-from coissue.kernels.stitch.planner import plan
 from coissue.kernels.stitch.runs import find_runs
+from coissue.kernels.stitch.search import plan
 
 
 class Unsuited(Exception):
@@ -46,6 +46,8 @@ class Unsuited(Exception):
 
 #: One name in all libraries, so that equal kernels have equal sources.
 SYMBOL = "coissue_stitched"
+#: Of buffers on the stack: a share of the second cache, far from the end of any thread's stack.
+BUFFER_BYTES = 128 * 1024
 #: Added to the scheduler's own: it goes first, always.
 NICENESS = 19
 
@@ -60,6 +62,8 @@ def build(order: Order) -> Build:
             continue
         except NativeError as error:
             failures.append(str(error))
+        except Exception as error:  # a fault of planner or generator: the op table has the run
+            failures.append(f"{type(error).__name__}: {error}")
     return Build(tuple(runs), tuple(dict.fromkeys(failures)))
 
 
@@ -74,7 +78,7 @@ def build_run(order: Order, ops: Sequence[Op]) -> Run:
     """Raises `Unsuited` or `NativeError`."""
     lowered, kernel = order.lowered, order.kernel
     graph = lower(lowered, ops)
-    stitched = plan(graph)
+    stitched = plan(graph, threads=1, budget_bytes=BUFFER_BYTES)
     places = {value: place for place, value in enumerate(number_values(kernel))}
     arguments, scratch = number_arguments(stitched, places)
     calls = []

@@ -287,7 +287,7 @@ class Forge:
     def _hand_over(self, key: str, build: Build, adopt: Adopt) -> None:
         try:
             adopt(build)
-        except (OSError, AttributeError) as error:  # a library that cannot be loaded
+        except (OSError, AttributeError, ValueError) as error:  # cannot be loaded, or not arranged
             self._fail(key, Build((), (str(error),)))
 
     def _fail(self, key: str, build: Build) -> None:
@@ -308,7 +308,7 @@ class Forge:
             if build is None:
                 try:
                     build = self._build(key, lowered, kernel)
-                except NativeError as error:
+                except (NativeError, OSError, ValueError) as error:  # also a full disk
                     build = Build((), (str(error),))
                 if build.failures:
                     self._fail(key, build)
@@ -366,6 +366,7 @@ def read_build(path: Path) -> Build | None:
 
 def write_build(path: Path, build: Build) -> None:
     """Whole or not at all; each process writes under a name of its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     content = msgspec.json.encode(build)
     partial = path.with_suffix(f".{os.getpid()}.partial")
     partial.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
