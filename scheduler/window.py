@@ -267,7 +267,7 @@ class Ready:
         self._sequence += 1
         entry = (request.priority, kernel.urgency_ns, self._sequence, kernel)
         heappush(queue.heap, entry)
-        if queue.heap[0] is entry and not queue.gated:
+        if queue.heap[0][2] == self._sequence and not queue.gated:
             self._list(queue, entry)
 
     def list_head(self, queue: ReadyQueue) -> None:

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from coissue.scheduler.messages import Outcome, SignatureId
+from coissue.scheduler.messages import LaunchFailed, Outcome, SignatureId, Woke
 from coissue.scheduler.null_device import DeviceModel, LinearCost
 from coissue.scheduler.plain import from_plain
 from coissue.scheduler.ports import MS, InvariantViolation
-from coissue.scheduler.simulation import Faults, Report, Scenario, SimTenant, simulate
+from coissue.scheduler.simulation import Faults, Report, Scenario, SimTenant, engine, simulate
 from load_tests.demo.data import ROOT
 from load_tests.sim.drawn import draw_scenario, make_spec
 from load_tests.sim.faults import SEEDS, run_seed, store
@@ -63,7 +63,13 @@ def test_seeds_that_failed_once_pass(path):
 
 def test_a_broken_core_is_found_and_its_seed_stored(monkeypatch, tmp_path):
     """A launch whose end is forgotten: the campaign says so, and what it stores fails alike."""
-    monkeypatch.setattr("coissue.scheduler.retire.Retire.failed", lambda self, event: None)
+    turn = engine._Run._turn
+
+    def forget(run, node, now_ns):
+        node.inbox = [e if not isinstance(e, LaunchFailed) else Woke(e.at_ns) for e in node.inbox]
+        turn(run, node, now_ns)
+
+    monkeypatch.setattr(engine._Run, "_turn", forget)
     broken = [(seed, error) for seed, error, _ in map(run_seed, range(12)) if error]
     assert broken
     assert "InvariantViolation" in broken[0][1]
