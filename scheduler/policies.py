@@ -17,7 +17,8 @@ from coissue.scheduler.coalesce import Batch, coalesce
 from coissue.scheduler.hold import hold
 from coissue.scheduler.pick import pick, resolve
 from coissue.scheduler.ports import MS, CoreLimits, CostView
-from coissue.scheduler.window import Kernel, Request, Tenant, Window
+from coissue.scheduler.ready import Kernel
+from coissue.scheduler.window import Request, Tenant, Window
 
 
 class Policy(Protocol):
@@ -45,13 +46,14 @@ class SpaceTime:
         self._cost = cost
 
     def choose(self, window: Window, now_ns: int) -> Batch | None:
-        lead = pick(window.ready, now_ns)
+        ready, limits, cost = window.ready, self._limits, self._cost
+        lead = pick(ready, now_ns)
         if lead is None:
             return None
-        lead = resolve(lead, window.ready, self._limits, self._cost, now_ns)
-        if self._limits.hold_ns:
-            lead = hold(lead, window, self._limits, self._cost, now_ns) or lead
-        return coalesce(lead, window.ready, self._limits, self._cost, now_ns)
+        lead = resolve(lead, ready, limits, cost, now_ns)
+        if limits.hold_ns:
+            lead = hold(lead, window, limits, cost, now_ns) or lead
+        return coalesce(lead, ready, limits, cost, now_ns)
 
 
 @final

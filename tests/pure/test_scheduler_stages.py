@@ -29,8 +29,9 @@ from coissue.scheduler.messages import (
 )
 from coissue.scheduler.null_device import LinearCost
 from coissue.scheduler.program import GROUP, Program
+from coissue.scheduler.ready import LATE, Ready
 from coissue.scheduler.states import KERNEL_EDGES, REQUEST_EDGES, render_diagram
-from coissue.scheduler.window import LATE, Ready, Request, Tenant
+from coissue.scheduler.window import Request, Tenant
 
 
 def rejected(commands) -> list[tuple[int, Reason]]:
