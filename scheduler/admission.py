@@ -156,14 +156,14 @@ class Admission:
         if PlanState.FAILED in self._window.plan_states(tenant.program):
             return Reject(Reason.COMPILE_FAILED)
         busy_ns = max(0, busy_until_ns - now_ns)
-        full = self._find_full(tenant, tenant.program, event)
+        full = self._find_full(tenant, event)
         if full is not None:
             return Reject(full, busy_ns + self.backlog.total_ns // self._limits.slots)
         return self._admit(event, tenant, tenant.program, busy_ns, now_ns)
 
-    def _find_full(self, tenant: Tenant, program: Program, event: Submitted) -> Reason | None:
+    def _find_full(self, tenant: Tenant, event: Submitted) -> Reason | None:
         window, limits = self._window, self._limits
-        if len(tenant.open) >= program.spec.in_flight_limit:
+        if len(tenant.open) >= tenant.spec.in_flight_limit:
             return Reason.TENANT_QUOTA
         if len(window.open) >= limits.window:
             return Reason.WINDOW_FULL
@@ -213,8 +213,7 @@ class Admission:
 
     @staticmethod
     def _priority(event: Submitted, tenant: Tenant) -> int:
-        own = tenant.program.spec.priority if tenant.program else PRIORITIES
-        return min(max(event.priority or own, 1), PRIORITIES)
+        return min(max(event.priority or tenant.spec.priority, 1), PRIORITIES)
 
     @staticmethod
     def learn(request: Request, *, missed: bool) -> None:

@@ -58,7 +58,7 @@ class Batch:
         lead = self.members[0]
         start = lead.part[0] if lead.part else 0
         left = lead.request.rows - start
-        if left < 2 or not lead.request.program.spec.kernels[lead.index].splittable:
+        if left < 2 or not lead.request.spec.kernels[lead.index].splittable:
             return
         per_row = lead.units // left
         fits, too_many = 1, left

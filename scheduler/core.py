@@ -47,7 +47,6 @@ from coissue.scheduler.messages import (
 )
 from coissue.scheduler.policies import POLICIES
 from coissue.scheduler.ports import CoreLimits, CostView, InvariantViolation
-from coissue.scheduler.program import Program
 from coissue.scheduler.retire import Retire
 from coissue.scheduler.trace import LaunchRecord, RequestRecord, Trace, describe
 from coissue.scheduler.window import PlanState, Window
@@ -186,9 +185,8 @@ class Core:
             self.retire.end(request, Outcome.CANCELLED, Reason.CLIENT_GONE)
 
     def _attach(self, event: Attached) -> None:
-        program = Program(event.tenant, self.limits.preemption_bound_ns)
-        self.window.attach(program)
-        self.health.forget(program.spec.name)
+        program = self.window.attach(event.tenant, self.limits.preemption_bound_ns)
+        self.health.forget(event.tenant.name)
         for signature in dict.fromkeys(program.signatures):
             if self.window.plans.get(signature) is PlanState.FAILED:
                 self.window.set_plan(signature, PlanState.COMPILING)

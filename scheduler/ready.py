@@ -40,7 +40,7 @@ class Kernel:
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, queue: ReadyQueue) -> None:
-        spec = request.program.spec.kernels[index]
+        spec = request.spec.kernels[index]
         profile = request.profile
         tail_ns, own_ns = profile.tail_ns[index], profile.own_ns[index]
         self.request = request

@@ -9,8 +9,8 @@ from enum import Enum, unique
 from heapq import heapify, heappop, heappush
 from typing import TypeVar, final
 
-from coissue.scheduler.messages import RequestId, SignatureId, Submitted
-from coissue.scheduler.program import Profile, Program
+from coissue.scheduler.messages import RequestId, SignatureId, Submitted, TenantSpec
+from coissue.scheduler.program import Part, Profile, Program, parts_of
 from coissue.scheduler.ready import Kernel, Ready
 from coissue.scheduler.states import KernelState, RequestState
 
@@ -24,12 +24,13 @@ class Tenant:
 
     __slots__ = (
         "active_share", "active_until_ns", "alone", "caution", "failures", "finish_ns", "is_out",
-        "name", "open", "program", "turn",
+        "name", "open", "program", "spec", "turn",
     )  # fmt: skip
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        #: What new requests use; None once detached.
+    def __init__(self, spec: TenantSpec) -> None:
+        self.name = spec.name
+        #: What new requests use; no program once detached.
+        self.spec = spec
         self.program: Program | None = None
         #: Its unfinished requests in order of admission.
         self.open: dict[RequestId, Request] = {}
@@ -54,8 +55,8 @@ class Request:
     __slots__ = (
         "backlog_slot", "begin_ns", "bytes", "charges", "cuts", "deadline_ns", "device_ns",
         "due_ns", "fair_ns", "first_launch_ns", "id", "in_flight", "lane", "last_done_ns", "left",
-        "parts", "priority", "profile", "program", "ready", "retried", "rows", "state", "states",
-        "submitted_ns", "tenant", "tokens", "waiting",
+        "parts", "priority", "profile", "program", "ready", "retried", "rows", "spec", "state",
+        "states", "submitted_ns", "tenant", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,7 @@ class Request:
     ) -> None:
         self.id = event.request
         self.tenant = tenant
+        self.spec = tenant.spec
         self.program = program
         self.profile = profile
         self.priority = priority
@@ -129,8 +131,8 @@ class Window:
     """Tenants, their open requests, and the ready kernels."""
 
     __slots__ = (
-        "_deadlines", "_sequence", "bytes_reserved", "ended", "feeders", "open", "plans", "ready",
-        "tenants", "weights",
+        "_deadlines", "_sequence", "bytes_reserved", "ended", "feeders", "open", "plans",
+        "programs", "ready", "tenants", "weights",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -140,7 +142,9 @@ class Window:
         #: Requests with an outcome whose last kernel is still in flight; they hold their bytes.
         self.ended: dict[RequestId, Request] = {}
         self.ready = Ready()
-        #: signature -> weights -> programs that have it attached.
+        #: Attached programs by their parts.
+        self.programs: dict[tuple[Part, ...], Program] = {}
+        #: signature -> weights -> attached kernels that have them.
         self.weights: dict[SignatureId, dict[int, int]] = {}
         #: signature -> signatures of producers of its kernels -> how many attached kernels say so.
         self.feeders: dict[SignatureId, dict[SignatureId, int]] = {}
@@ -152,36 +156,44 @@ class Window:
         self._deadlines: list[tuple[int, int, Request]] = []
         self._sequence = 0
 
-    def attach(self, program: Program) -> None:
-        """New requests of the name use this program; those in the window keep theirs."""
-        self._count(program, 1)
-        tenant = self.tenants.setdefault(program.spec.name, Tenant(program.spec.name))
-        self._drop(tenant.program)
-        tenant.program = program
+    def attach(self, spec: TenantSpec, bound_ns: int) -> Program:
+        """New requests of the name use this version; those in the window keep theirs."""
+        parts = parts_of(spec)
+        program = self.programs.get(parts) or Program(parts, bound_ns)
+        self.programs[parts] = program
+        self._count(spec, program, 1)
+        tenant = self.tenants.setdefault(spec.name, Tenant(spec))
+        self._drop(tenant)
+        tenant.spec, tenant.program = spec, program
+        return program
 
     def detach(self, name: str) -> None:
         """The name takes no more requests; forgotten when its last one has ended."""
         tenant = self.tenants.get(name)
         if tenant is None:
             return
-        self._drop(tenant.program)
+        self._drop(tenant)
         tenant.program = None
         if not tenant.open:
             del self.tenants[name]
 
-    def _count(self, program: Program, step: int) -> None:
-        """Counts the program in (1) or out (-1)."""
-        kernels = program.spec.kernels
-        for kernel in kernels:
+    def _count(self, spec: TenantSpec, program: Program, step: int) -> None:
+        """Counts a version in (1) or out (-1)."""
+        program.count_user(step)
+        for kernel in spec.kernels:
             _add(self.weights.setdefault(kernel.signature, {}), kernel.weights, step)
             feeders = self.feeders.setdefault(kernel.signature, {})
             for producer in kernel.producers:
-                _add(feeders, kernels[producer].signature, step)
+                _add(feeders, program.signatures[producer], step)
 
-    def _drop(self, program: Program | None) -> None:
+    def _drop(self, tenant: Tenant) -> None:
+        """Counts its version out, if there is one."""
+        program = tenant.program
         if program is None:
             return
-        self._count(program, -1)
+        self._count(tenant.spec, program, -1)
+        if not program.users:
+            del self.programs[program.parts]
         for signature in program.signatures:
             if not self.weights.get(signature, True):
                 del self.weights[signature], self.feeders[signature]
