@@ -160,22 +160,10 @@ def latest_end(ready: Ready, queue: ReadyQueue, alone_ns: int, end_ns: int) -> i
     """
     horizon_ns = end_ns + (end_ns - alone_ns)
     heads: list[tuple[int, int]] = []
-    for priority in ready.used:
-        level = ready.levels[priority]
-        if priority == LATE or not level or level[0][0] >= horizon_ns:
-            continue
-        places = [0]
-        for _ in range(_LOOKS):
-            if not places:
-                break
-            place = places.pop()
-            if place >= len(level) or level[place][0] >= horizon_ns:
-                continue
-            other = level[place][2]
-            if other is not queue and ready.is_head(level[place]):
-                kernel = other.heap[0][3]
-                heads.append((kernel.latest_ns, kernel.done_by_ns - kernel.latest_ns))
-            places += (2 * place + 2, 2 * place + 1)
+    for other in ready.heads_before(horizon_ns, _LOOKS):
+        if other is not queue:
+            kernel = other.heap[0][3]
+            heads.append((kernel.latest_ns, kernel.done_by_ns - kernel.latest_ns))
     heads.sort()
     before_ns = 0
     for latest_ns, own_ns in heads:

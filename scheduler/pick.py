@@ -95,25 +95,11 @@ def resolve(
 def _spoiled(lead: ReadyQueue, ready: Ready, now_ns: int, end_ns: int) -> list[ReadyQueue]:
     """Other queues whose heads can be met now, but not once `end_ns` has come."""
     found: list[ReadyQueue] = []
-    for priority in ready.used:
-        level = ready.levels[priority]
-        if priority == LATE or not level or level[0][0] >= end_ns:
-            continue
-        places = [0]
-        for _ in range(2 * RIVALS):
-            if not places or len(found) >= RIVALS:
+    for queue in ready.heads_before(end_ns, 2 * RIVALS):
+        if queue is not lead and now_ns <= queue.heap[0][3].latest_ns < end_ns:
+            found.append(queue)
+            if len(found) == RIVALS:
                 break
-            place = places.pop()
-            if place >= len(level) or level[place][0] >= end_ns:
-                continue
-            queue = level[place][2]
-            if (
-                queue is not lead
-                and ready.is_head(level[place])
-                and now_ns <= queue.heap[0][3].latest_ns < end_ns
-            ):
-                found.append(queue)
-            places += (2 * place + 2, 2 * place + 1)
     return found
 
 

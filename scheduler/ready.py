@@ -11,6 +11,7 @@ From admission (insert) and retire (push, withdraw); to pick and coalesce.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final, final
 
@@ -221,9 +222,25 @@ class Ready:
         """True if the item counts."""
         _, sequence, queue = item
         heap = queue.heap
-        if not heap or (not heap[0][3].live and queue.head() is None):
-            return False
-        return queue.heap[0][2] == sequence and not queue.gated
+        head = heap[0] if heap and heap[0][3].live else queue.head()
+        return head is not None and head[2] == sequence and not queue.gated
+
+    def heads_before(self, limit_ns: int, looks: int) -> Iterator[ReadyQueue]:
+        """Queues whose heads are more urgent than `limit_ns`, by priority and about by urgency:
+        those that `looks` items of each level show. LATE ones do not count."""
+        for priority in self.used:
+            level = self.levels[priority]
+            if priority == LATE or not level or level[0][0] >= limit_ns:
+                continue
+            size, places = len(level), [0]
+            for _ in range(looks):
+                if not places:
+                    break
+                place = places.pop()
+                if place < size and level[place][0] < limit_ns:
+                    if self.is_head(level[place]):
+                        yield level[place][2]
+                    places += (2 * place + 2, 2 * place + 1)
 
     def demote(self, queue: ReadyQueue) -> None:
         """Moves the queue's head to the LATE level, under a new sequence."""
