@@ -17,6 +17,7 @@ from typing import final
 
 from coissue.scheduler.messages import Launch, WeightsId
 from coissue.scheduler.ports import CoreLimits, CostView
+from coissue.scheduler.program import count_parts
 from coissue.scheduler.ready import LATE, PRIORITIES, Entry, Kernel, Ready, ReadyQueue
 
 #: Heads looked at per priority in the search for one that must be protected.
@@ -60,15 +61,7 @@ class Batch:
         left = lead.request.rows - start
         if left < 2 or not lead.request.spec.kernels[lead.index].splittable:
             return
-        per_row = lead.units // left
-        fits, too_many = 1, left
-        while fits + 1 < too_many:
-            middle = (fits + too_many) // 2
-            if cost.predict_ns(self.signature, middle * per_row, 1, 1) <= bound_ns:
-                fits = middle
-            else:
-                too_many = middle
-        parts = -(-left // fits)
+        parts = count_parts(self.signature, left, lead.units // left, bound_ns, cost)
         rest_ns = lead.cut(start + -(-left // parts))
         self.units = lead.units
         self.predicted_ns = cost.predict_ns(self.signature, self.units, 1, 1)

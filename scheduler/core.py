@@ -48,7 +48,7 @@ from coissue.scheduler.messages import (
 from coissue.scheduler.policies import POLICIES
 from coissue.scheduler.ports import CoreLimits, CostView, InvariantViolation
 from coissue.scheduler.retire import Retire
-from coissue.scheduler.trace import LaunchRecord, RequestRecord, Trace, describe
+from coissue.scheduler.trace import Trace
 from coissue.scheduler.window import PlanState, Window
 
 
@@ -230,11 +230,6 @@ class Core:
             for segment in launch.segments
             if (request := open_requests.get(segment.request)) is not None
         )
-
-    def take_records(self) -> tuple[list[LaunchRecord], list[RequestRecord]]:
-        """Records since the last call, each once."""
-        finished, requests = self.trace.take()
-        return [describe(flight) for flight in finished], requests
 
     def stats(self) -> Stats:
         window = self.window

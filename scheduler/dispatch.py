@@ -29,7 +29,7 @@ _make = tuple.__new__
 class Dispatch:
     """The slots and the launches outstanding."""
 
-    __slots__ = ("_backlog", "_launch_count", "flights", "forgotten", "free_slots", "open")
+    __slots__ = ("_backlog", "_launch_count", "flights", "forgotten", "free_slots")
 
     def __init__(self, limits: CoreLimits, backlog: Backlog) -> None:
         self._backlog = backlog

@@ -127,15 +127,23 @@ class Program:
 
     def _in_parts_ns(self, signature: SignatureId, units: int, rows: int, cost: CostView) -> int:
         """The time of all its parts: smaller launches do less per unit (see `Batch.split`)."""
-        per_row, fits, too_many = units // rows, 1, rows
-        while fits + 1 < too_many:
-            middle = (fits + too_many) // 2
-            if cost.predict_ns(signature, middle * per_row, 1, 1) <= self._bound_ns:
-                fits = middle
-            else:
-                too_many = middle
-        parts = -(-rows // fits)
+        per_row = units // rows
+        parts = count_parts(signature, rows, per_row, self._bound_ns, cost)
         return parts * cost.predict_ns(signature, -(-rows // parts) * per_row, 1, 1)
+
+
+def count_parts(
+    signature: SignatureId, rows: int, per_row: int, bound_ns: int, cost: CostView
+) -> int:
+    """In how many launches so many rows go, so that each is within the bound or a single row."""
+    fits, too_many = 1, rows
+    while fits + 1 < too_many:
+        middle = (fits + too_many) // 2
+        if cost.predict_ns(signature, middle * per_row, 1, 1) <= bound_ns:
+            fits = middle
+        else:
+            too_many = middle
+    return -(-rows // fits)
 
 
 def _round_up(size: int) -> int:
