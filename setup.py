@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 #: What runs per kernel. Not what is read by its annotations (`plain`), which compiling erases.
 COMPILED = (
     "admission", "coalesce", "core", "dispatch", "fairness", "health", "hold", "pick", "policies",
-    "program", "retire", "states", "trace", "window",
+    "program", "ready", "retire", "states", "trace", "window",
 )  # fmt: skip
 #: The commands that need them; others only ask for names and versions.
 BUILDING = {"build", "build_ext", "bdist_wheel", "develop", "editable_wheel", "install"}

@@ -21,7 +21,8 @@ from typing import Final, final
 from coissue.scheduler.messages import Reason, SignatureId, Submitted
 from coissue.scheduler.ports import CoreLimits, CostView
 from coissue.scheduler.program import Program
-from coissue.scheduler.window import PRIORITIES, READY, PlanState, Request, Tenant, Window
+from coissue.scheduler.ready import PRIORITIES
+from coissue.scheduler.window import READY, PlanState, Request, Tenant, Window
 
 WIDTH_NS: Final = 1 << 22
 BUCKETS: Final = 1024
@@ -95,16 +96,18 @@ class Backlog:
         for signature in request.program.signatures:
             self._waiting[signature] = self._waiting.get(signature, 0) + 1
 
-    def remove(self, request: Request, index: int) -> None:
-        """The kernel is launched, or never will be."""
-        work_ns = request.charges[index]
-        self._rings[request.priority][request.backlog_slot] -= work_ns
-        self._totals[request.priority] -= work_ns
-        signature = request.program.signatures[index]
-        if self._waiting[signature] == 1:
-            del self._waiting[signature]
+    def remove(self, request: Request, index: int) -> int:
+        """The kernel is launched, or never will be; its predicted time."""
+        work_ns, priority = request.charges[index], request.priority
+        self._rings[priority][request.backlog_slot] -= work_ns
+        self._totals[priority] -= work_ns
+        signature, waiting = request.program.signatures[index], self._waiting
+        left = waiting[signature] - 1
+        if left:
+            waiting[signature] = left
         else:
-            self._waiting[signature] -= 1
+            del waiting[signature]
+        return work_ns
 
     def remove_part(self, request: Request, index: int, work_ns: int) -> None:
         """A part of the kernel is launched, and the rest goes on waiting."""
@@ -119,8 +122,7 @@ class Backlog:
         for index, state in enumerate(request.states):
             waits = state <= READY or index in request.cuts
             if waits and index not in request.retried:
-                self.remove(request, index)
-                work_ns += request.charges[index]
+                work_ns += self.remove(request, index)
         return work_ns
 
 
@@ -154,14 +156,14 @@ class Admission:
         if PlanState.FAILED in self._window.plan_states(tenant.program):
             return Reject(Reason.COMPILE_FAILED)
         busy_ns = max(0, busy_until_ns - now_ns)
-        full = self._find_full(tenant, tenant.program, event)
+        full = self._find_full(tenant, event)
         if full is not None:
             return Reject(full, busy_ns + self.backlog.total_ns // self._limits.slots)
         return self._admit(event, tenant, tenant.program, busy_ns, now_ns)
 
-    def _find_full(self, tenant: Tenant, program: Program, event: Submitted) -> Reason | None:
+    def _find_full(self, tenant: Tenant, event: Submitted) -> Reason | None:
         window, limits = self._window, self._limits
-        if len(tenant.open) >= program.spec.in_flight_limit:
+        if len(tenant.open) >= tenant.spec.in_flight_limit:
             return Reason.TENANT_QUOTA
         if len(window.open) >= limits.window:
             return Reason.WINDOW_FULL
@@ -211,8 +213,7 @@ class Admission:
 
     @staticmethod
     def _priority(event: Submitted, tenant: Tenant) -> int:
-        own = tenant.program.spec.priority if tenant.program else PRIORITIES
-        return min(max(event.priority or own, 1), PRIORITIES)
+        return min(max(event.priority or tenant.spec.priority, 1), PRIORITIES)
 
     @staticmethod
     def learn(request: Request, *, missed: bool) -> None:

@@ -11,35 +11,45 @@ alone is longer than the bound and its rows may run apart, it goes in parts.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from heapq import heappop
 from typing import final
 
-from coissue.scheduler.messages import SignatureId, WeightsId
+from coissue.scheduler.messages import Launch, WeightsId
 from coissue.scheduler.ports import CoreLimits, CostView
-from coissue.scheduler.window import LATE, PRIORITIES, Entry, Kernel, Ready, ReadyQueue
+from coissue.scheduler.program import count_parts
+from coissue.scheduler.ready import LATE, PRIORITIES, Entry, Kernel, Ready, ReadyQueue
 
 #: Heads looked at per priority in the search for one that must be protected.
 _LOOKS = 8
 _NEVER = 1 << 62
+_NO_WEIGHTS: Set[WeightsId] = frozenset()
 
 
 @final
 class Batch:
-    """Kernels of one signature, to be launched together."""
+    """Kernels of one signature that are launched together, until they have come back."""
 
-    __slots__ = ("done_by_ns", "members", "predicted_ns", "units", "weights")
+    __slots__ = (
+        "done_by_ns", "end_ns", "failure", "launch", "members", "predicted_ns", "signature",
+        "units", "weights",
+    )  # fmt: skip
+
+    #: Set when it is issued; when it came back, and why it failed.
+    launch: Launch
+    end_ns: int
+    failure: str
 
     def __init__(self, lead: Kernel, cost: CostView, now_ns: int) -> None:
+        self.signature = signature = lead.queue.signature
+        #: The lead first; once issued in segment order.
         self.members = [lead]
-        self.units = lead.units
-        self.weights: set[WeightsId] = {lead.weights}
-        self.predicted_ns = cost.predict_ns(lead.queue.signature, lead.units, 1, 1)
+        self.units = units = lead.units
+        #: Those of all members; empty while the lead is alone.
+        self.weights: Set[WeightsId] = _NO_WEIGHTS
+        self.predicted_ns = cost.predict_ns(signature, units, 1, 1)
         #: Earliest time by which a member that is still in time must be done.
         self.done_by_ns = lead.done_by_ns if lead.latest_ns >= now_ns else _NEVER
-
-    @property
-    def signature(self) -> SignatureId:
-        return self.members[0].queue.signature
 
     def split(self, cost: CostView, bound_ns: int) -> None:
         """Takes only so many rows of a lead that may run in parts as fit the bound, at least one.
@@ -49,17 +59,9 @@ class Batch:
         lead = self.members[0]
         start = lead.part[0] if lead.part else 0
         left = lead.request.rows - start
-        if left < 2 or not lead.request.program.spec.kernels[lead.index].splittable:
+        if left < 2 or not lead.request.spec.kernels[lead.index].splittable:
             return
-        per_row = lead.units // left
-        fits, too_many = 1, left
-        while fits + 1 < too_many:
-            middle = (fits + too_many) // 2
-            if cost.predict_ns(self.signature, middle * per_row, 1, 1) <= bound_ns:
-                fits = middle
-            else:
-                too_many = middle
-        parts = -(-left // fits)
+        parts = count_parts(self.signature, left, lead.units // left, bound_ns, cost)
         rest_ns = lead.cut(start + -(-left // parts))
         self.units = lead.units
         self.predicted_ns = cost.predict_ns(self.signature, self.units, 1, 1)
@@ -72,13 +74,14 @@ class Batch:
             return
         self.members += kernels
         self.units += sum(kernel.units for kernel in kernels)
-        self.weights |= {kernel.weights for kernel in kernels}
+        self.weights = {kernel.weights for kernel in self.members}
         count, sets = len(self.members), len(self.weights)
         self.predicted_ns = cost.predict_ns(self.signature, self.units, count, sets)
 
     def grow(self, entries: list[Entry], cost: CostView, now_ns: int, end_ns: int) -> bool:
         """Takes the entries in if all can be done by `end_ns` and nobody misses for it."""
-        units, done_by_ns, weights = self.units, self.done_by_ns, self.weights.copy()
+        units, done_by_ns = self.units, self.done_by_ns
+        weights = set(self.weights or (self.members[0].weights,))
         for entry in entries:
             kernel = entry[3]
             units += kernel.units
@@ -99,12 +102,13 @@ def coalesce(
     lead: ReadyQueue, ready: Ready, limits: CoreLimits, cost: CostView, now_ns: int
 ) -> Batch:
     """Takes the head of `lead` and those who may join it out of the ready kernels."""
-    priority, _, _, kernel = heappop(lead.heap)
+    heap, bound_ns = lead.heap, limits.preemption_bound_ns
+    priority, _, _, kernel = heappop(heap)
     batch = Batch(kernel, cost, now_ns)
-    if batch.predicted_ns > limits.preemption_bound_ns:
-        batch.split(cost, limits.preemption_bound_ns)
-    if lead.heap and not lead.alone and limits.segments > 1:
-        end_ns = now_ns + limits.preemption_bound_ns
+    if batch.predicted_ns > bound_ns:
+        batch.split(cost, bound_ns)
+    if heap and limits.segments > 1 and not lead.alone:
+        end_ns = now_ns + bound_ns
         end_ns = latest_end(ready, lead, now_ns + batch.predicted_ns, end_ns)
         last_priority = LATE if priority == LATE else PRIORITIES
         _join(batch, lead, ready, limits.segments, cost, now_ns, end_ns, last_priority)
@@ -149,21 +153,10 @@ def latest_end(ready: Ready, queue: ReadyQueue, alone_ns: int, end_ns: int) -> i
     """
     horizon_ns = end_ns + (end_ns - alone_ns)
     heads: list[tuple[int, int]] = []
-    for level in ready.levels[:LATE]:
-        if not level or level[0][0] >= horizon_ns:
-            continue
-        places = [0]
-        for _ in range(_LOOKS):
-            if not places:
-                break
-            place = places.pop()
-            if place >= len(level) or level[place][0] >= horizon_ns:
-                continue
-            other = level[place][2]
-            if other is not queue and ready.is_head(level[place]):
-                kernel = other.heap[0][3]
-                heads.append((kernel.latest_ns, kernel.done_by_ns - kernel.latest_ns))
-            places += (2 * place + 2, 2 * place + 1)
+    for other in ready.heads_before(horizon_ns, _LOOKS):
+        if other is not queue:
+            kernel = other.heap[0][3]
+            heads.append((kernel.latest_ns, kernel.done_by_ns - kernel.latest_ns))
     heads.sort()
     before_ns = 0
     for latest_ns, own_ns in heads:

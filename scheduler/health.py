@@ -21,7 +21,7 @@ from __future__ import annotations
 from math import log2
 from typing import Final, final
 
-from coissue.scheduler.dispatch import Flight
+from coissue.scheduler.coalesce import Batch
 from coissue.scheduler.messages import SignatureId
 from coissue.scheduler.ports import MS
 from coissue.scheduler.window import Tenant, Window
@@ -70,14 +70,14 @@ class Health:
         #: Tenants out of the groups, by name.
         self.alone: dict[str, Tenant] = {}
 
-    def landed(self, flight: Flight, measured_ns: int, now_ns: int) -> None:
+    def landed(self, flight: Batch, measured_ns: int, now_ns: int) -> None:
         """A launch came back. Those of one member tell nothing of who slows others."""
         if self.alone:
             self._let_back(now_ns)
         if len(flight.members) < 2:
             return
-        signature = flight.launch.signature
-        ratio = max(measured_ns, 1) / max(flight.launch.predicted_ns, 1)
+        signature = flight.signature
+        ratio = max(measured_ns, 1) / max(flight.predicted_ns, 1)
         pace = min(max(log2(ratio), -CLIP), CLIP)
         usual = self._paces.get(signature, 0.0)
         self._paces[signature] = usual + NEWEST * (pace - usual)

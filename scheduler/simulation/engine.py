@@ -47,7 +47,7 @@ from coissue.scheduler.simulation.arrivals import draw_requests, make_request
 from coissue.scheduler.simulation.cluster import Placement
 from coissue.scheduler.simulation.report import BINS, DeviceReport, Report, TenantReport
 from coissue.scheduler.simulation.scenario import Scenario, SimTenant
-from coissue.scheduler.trace import RequestRecord
+from coissue.scheduler.trace import RequestRecord, describe
 
 #: A lost plan is compiled for, and a lost device gone for.
 COMPILE_NS: Final = 5 * MS
@@ -355,8 +355,7 @@ class _Run:
     def _count(self, node: _Node) -> None:
         finished, requests = node.core.trace.take()
         own, report = node.report, self._report
-        for landed in finished:
-            flight = landed.flight
+        for flight in finished:
             own.launch_count += 1
             own.segment_count += len(flight.members)
             if len(flight.members) > 1:
@@ -367,8 +366,8 @@ class _Run:
         for record in requests:
             self._count_request(record)
         if self._scenario.check:
-            for landed in finished:
-                self._digest.update(repr(landed.describe()).encode())
+            for flight in finished:
+                self._digest.update(repr(describe(flight)).encode())
             self._digest.update(repr(requests).encode())
 
     def _count_request(self, record: RequestRecord) -> None:

@@ -17,7 +17,9 @@ from scheduler_fakes import (
 
 from coissue.scheduler.admission import BUCKETS, WIDTH_NS, Backlog
 from coissue.scheduler.messages import (
+    Attached,
     Complete,
+    Detached,
     LaunchDone,
     LaunchId,
     Outcome,
@@ -28,9 +30,10 @@ from coissue.scheduler.messages import (
     Woke,
 )
 from coissue.scheduler.null_device import LinearCost
-from coissue.scheduler.program import GROUP, Program
+from coissue.scheduler.program import GROUP, Program, parts_of
+from coissue.scheduler.ready import LATE, Ready
 from coissue.scheduler.states import KERNEL_EDGES, REQUEST_EDGES, render_diagram
-from coissue.scheduler.window import LATE, Ready, Request, Tenant
+from coissue.scheduler.window import Request, Tenant
 
 
 def rejected(commands) -> list[tuple[int, Reason]]:
@@ -129,13 +132,14 @@ def test_the_backlog_agrees_with_a_plain_sum():
     """Against a list of (priority, deadline bucket, work), over several turns of the ring."""
     rng = Random(3)
     backlog, plain, now_ns = Backlog(), [], 0
-    program = Program(tenant("a", kernel(7)), 10**9)
+    spec = tenant("a", kernel(7))
+    program = Program(parts_of(spec), 10**9)
     for step in range(3000):
         now_ns += rng.randrange(WIDTH_NS)
         deadline_ns = now_ns + rng.randrange(BUCKETS // 2 * WIDTH_NS)
         event = Submitted(now_ns, RequestId(step), "a", 1, 0, deadline_ns, 0, 0)
         profile = program.profile(1, 0, now_ns, LinearCost(100, 10, 0), {})
-        request = Request(event, Tenant("a"), program, profile, rng.randint(1, 3))
+        request = Request(event, Tenant(spec), program, profile, rng.randint(1, 3))
         request.charges = [rng.randrange(1000)]
         backlog.add(request, now_ns)
         plain.append((request.priority, deadline_ns // WIDTH_NS, request))
@@ -152,7 +156,7 @@ def test_the_backlog_agrees_with_a_plain_sum():
 
 
 def test_profiles_are_never_optimistic_about_sizes_between():
-    program = Program(tenant("a", kernel(7, per_token=True)), 10**9)
+    program = Program(parts_of(tenant("a", kernel(7, per_token=True))), 10**9)
     cost = LinearCost(100, 10, 0)
     for tokens in range(1, 400):
         profile = program.profile(1, tokens, 0, cost, {})
@@ -163,10 +167,26 @@ def test_profiles_are_never_optimistic_about_sizes_between():
     assert later.own_ns == [290]
 
 
+def test_tenants_that_differ_in_weights_share_a_program_and_its_predictions():
+    """Also how many weights share a launch is predicted anew whenever a version comes or goes."""
+    bench = Bench(*[tenant(name, *chain(1, 2, weights=i)) for i, name in enumerate("abc")])
+    window = bench.core.window
+    assert len(window.programs) == 1
+    bench.send(*[bench.submit(id, name) for id, name in enumerate("aabc")])
+    first, *others = [request.profile for request in window.open.values()]
+    assert all(profile is first for profile in others)
+    bench.send(Attached(1, tenant("c", *chain(1, weights=2))))
+    assert [program.users for program in window.programs.values()] == [2, 1]
+    bench.send(bench.submit(9, "a"))
+    assert window.open[RequestId(9)].profile is not first
+    bench.send(*[Detached(1, name) for name in "abc"])
+    assert window.programs == {}
+
+
 def test_slack_counts_the_longest_path():
     diamond = kernel(1), kernel(2, 0, 0), kernel(3, 0, 0), kernel(4, 0, 1, 2)
     cost = LinearCost(100, 0, 0, own={SignatureId(3): (700, 0)})
-    profile = Program(tenant("a", *diamond), 10**9).profile(1, 0, 0, cost, {})
+    profile = Program(parts_of(tenant("a", *diamond)), 10**9).profile(1, 0, 0, cost, {})
     assert profile.tail_ns == [900, 200, 800, 100]
     assert profile.path_ns == 900
 
@@ -208,13 +228,14 @@ def test_ready_against_a_plain_list():
     """Random pushes, takes and withdrawals: the head is always the least of what is there."""
     rng = Random(5)
     ready, plain = Ready(), {}
-    program = Program(tenant("a", *[kernel(s) for s in range(6)]), 10**9)
+    spec = tenant("a", *[kernel(s) for s in range(6)])
+    program = Program(parts_of(spec), 10**9)
     profile = program.profile(1, 0, 0, LinearCost(100, 10, 0), {})
     for step in range(4000):
         choice = rng.random()
         if choice < 0.4:
             event = Submitted(step, RequestId(step), "a", 1, 0, rng.randrange(10**6), 0, 0)
-            request = Request(event, Tenant("a"), program, profile, rng.randint(1, 3))
+            request = Request(event, Tenant(spec), program, profile, rng.randint(1, 3))
             for index in rng.sample(range(6), rng.randint(1, 6)):
                 ready.push(request, index)
             plain[step] = request
