@@ -74,7 +74,7 @@ class Retire:
         launch = flight.launch
         self._cost.observe_ns(
             launch.signature, flight.units, len(flight.members), flight.weight_sets,
-            event.measured_ns,
+            event.measured_ns, launch.joins,
         )  # fmt: skip
         self._health.landed(flight, event.measured_ns, self.now_ns)
         self.longest_ns = max(self.longest_ns, event.measured_ns)

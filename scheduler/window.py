@@ -97,7 +97,7 @@ class Request:
         self.cuts: set[int] = set()
         #: Kernels whose launch failed once.
         self.retried: set[int] = set()
-        #: Place in the order of segments: where it stood in its last launch.
+        #: Place in the order of segments: where it stood in its last launch; 0: it is new.
         self.lane = 0
         #: Predicted device time by kernel index, as counted in the backlog (see admission).
         self.charges: list[int] = []

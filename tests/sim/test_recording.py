@@ -21,14 +21,15 @@ class LearningCost:
     """Corrects itself by what it observes, as the measured table does."""
 
     def __init__(self) -> None:
-        self._base = LinearCost(50_000, 10_000, 5000)
+        self._base = LinearCost(50_000, 10_000, 5000, join_unit_ns=4000)
         self._factor = 1.0
 
     def predict_ns(self, *size: int) -> int:
         return int(self._base.predict_ns(*size) * self._factor)
 
     def observe_ns(self, *seen: int) -> None:
-        self._factor += 0.1 * (seen[-1] / self._base.predict_ns(*seen[:-1]) - self._factor)
+        *size, took_ns, joins = seen
+        self._factor += 0.1 * (took_ns / self._base.predict_ns(*size, joins) - self._factor)
 
 
 def record(scenario: Scenario, seed: int) -> list[str]:
@@ -100,7 +101,7 @@ def test_a_turn_that_broke_the_core_breaks_its_replay(monkeypatch):
         ["not json"],
         ["{}"],
         ['{"coissue_recording": 99, "policy": "space_time", "seed": 0, "limits": {}}'],
-        ['{"coissue_recording": 1, "policy": "space_time", "seed": 0, "limits": {"windw": 3}}'],
+        ['{"coissue_recording": 2, "policy": "space_time", "seed": 0, "limits": {"windw": 3}}'],
     ],
 )
 def test_what_is_no_recording_is_refused(lines):

@@ -119,6 +119,24 @@ def test_goodput_stays_within_a_tenth_of_its_peak_at_twice_the_load_and_more():
     assert goodput[480] >= 0.9 * max(goodput.values()), goodput
 
 
+@pytest.mark.parametrize("join_unit_ns", [10_000, 40_000, 100_000])
+def test_where_joins_cost_more_than_they_save_groups_do_not_form(join_unit_ns, monkeypatch):
+    """Requests of one program whose kernels are all alike meet at every kernel."""
+    cost = LinearCost(200_000, 20_000, 20_000, join_unit_ns=join_unit_ns)
+    scenario = make_backbones(100, "space_time", cost=cost, duration_ns=1000 * MS)
+    tenants = [
+        replace(tenant, spec=make_spec(tenant.spec.name, [0] * 6, index))
+        for index, tenant in enumerate(scenario.tenants)
+    ]
+    scenario = replace(scenario, tenants=tuple(tenants))
+    ours = simulate(scenario, 1)
+    assert ours.attainment == 1
+    assert ours.summarise()["p50_ms"] < 6
+    if join_unit_ns > 10_000:
+        monkeypatch.setattr("coissue.scheduler.coalesce.Batch.pays", lambda self, cost: True)
+        assert simulate(scenario, 1).goodput_hz < 0.97 * ours.goodput_hz
+
+
 def test_one_tenants_burst_takes_nothing_from_others():
     """Two hundred requests of one tenant at once, three times: all others are in time."""
     report = simulate(make_backbones(20, "space_time", faults=Faults(bursts=3)), 5)
