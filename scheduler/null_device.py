@@ -98,9 +98,10 @@ class NullDevice:
         cost: CostView,
         rng: Random,
         model: DeviceModel,
-        slow_weights: Mapping[WeightsId, float] | None = None,
+        slow_weights: Mapping[WeightsId, tuple[float, int]] | None = None,
     ) -> None:
-        """`slow_weights`: how many times longer a launch takes with these weights in it."""
+        """`slow_weights`: how many times longer a launch takes with these weights in it, and until
+        when (0: always)."""
         self._cost = cost
         self._rng = rng
         self._model = model
@@ -174,7 +175,8 @@ class NullDevice:
             launch.signature, units, len(segments), len(weights), launch.joins
         )
         if self._slow_weights:
-            time_ns *= max(self._slow_weights.get(own, 1.0) for own in weights)
+            slow = [self._slow_weights.get(own, (1.0, 0)) for own in weights]
+            time_ns *= max(f if not until or self._at_ns < until else 1.0 for f, until in slow)
         if self._rng.random() < model.slow_rate:
             time_ns *= model.slow_factor
         if model.ratios:
