@@ -9,8 +9,11 @@ not coalesce. "Ahead" is what has a higher priority, or the same and no later a 
 are told apart to `WIDTH_NS`, and all beyond `HORIZON_NS` are equal. Later requests that join
 launches take device time too, predictions err, and past saturation a little optimism ends in tiny
 groups and lost requests. So the predicted wait is taken times the tenant's *caution*, which rises
-by `CAUTION_UP` with each admitted request that misses and falls by a hundredth of it with each that
-does not: about 1 % of admitted requests miss under any overload, and goodput stays flat.
+by `CAUTION_UP` with each request that misses and was let in by a narrow margin, and falls by a
+hundredth of it with each other: few admitted requests miss under any overload, and goodput stays
+flat. A request that misses although far more caution would have let it in says nothing about
+waiting (a launch took twice its time, the process stood still), and more caution would only refuse
+others in its place.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from coissue.scheduler.messages import Reason, SignatureId, Submitted
-from coissue.scheduler.ports import CoreLimits, CostView
+from coissue.scheduler.ports import MS, CoreLimits, CostView
 from coissue.scheduler.program import Program
 from coissue.scheduler.window import PRIORITIES, READY, PlanState, Request, Tenant, Window
 
@@ -29,6 +32,10 @@ HORIZON_NS: Final = WIDTH_NS * (BUCKETS - 1)
 #: In thousandths of the predicted wait.
 CAUTION_UP: Final = 100
 CAUTION_MAX: Final = 4000
+#: In hundredths of the caution: a margin up to this is narrow.
+NARROW: Final = 150
+#: A time to the deadline counts as the shortest of late for so long.
+TIGHT_NS: Final = 1000 * MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +186,17 @@ class Admission:
         request.charges = self.backlog.charges(request)
         if self._limits.admission:
             late_ns = self._late_ns(request, self.backlog.most_ns(priority), busy_ns, now_ns)
-            if late_ns > 0:  # the sum over deadlines costs more, and is seldom needed
+            # The sum over deadlines costs more, and is seldom needed.
+            if late_ns > 0 or self._is_narrow(request):
                 ahead_ns = self.backlog.ahead_ns(priority, event.deadline_ns, now_ns)
                 late_ns = self._late_ns(request, ahead_ns, busy_ns, now_ns)
             if late_ns > 0:
                 hopeless = now_ns + profile.path_ns > event.deadline_ns
                 return Reject(Reason.DEADLINE, 0 if hopeless else late_ns)
         self.backlog.add(request, now_ns)
+        ready, own_ns = self._window.ready, event.deadline_ns - event.at_ns
+        if own_ns <= ready.tight_ns or ready.tight_until_ns <= now_ns:
+            ready.tight_ns, ready.tight_until_ns = own_ns, now_ns + TIGHT_NS
         return request
 
     def _late_ns(self, request: Request, ahead_ns: int, busy_ns: int, now_ns: int) -> int:
@@ -193,7 +204,13 @@ class Admission:
         path_ns = request.profile.path_ns
         work_ns = (ahead_ns + sum(request.charges)) // self._limits.slots
         wait_ns = busy_ns + max(0, work_ns - path_ns)
-        return now_ns + path_ns + wait_ns * request.tenant.caution // 1000 - request.deadline_ns
+        spare_ns = request.deadline_ns - now_ns - path_ns
+        request.margin = 1000 * spare_ns // max(wait_ns, 1)
+        return wait_ns * request.tenant.caution // 1000 - spare_ns
+
+    @staticmethod
+    def _is_narrow(request: Request) -> bool:
+        return 100 * request.margin <= NARROW * request.tenant.caution
 
     def lacks(self, event: Submitted, reject: Reject) -> Lack | None:
         """None: no room in the window can help it."""
@@ -214,8 +231,7 @@ class Admission:
         own = tenant.program.spec.priority if tenant.program else PRIORITIES
         return min(max(event.priority or own, 1), PRIORITIES)
 
-    @staticmethod
-    def learn(request: Request, *, missed: bool) -> None:
+    def learn(self, request: Request, *, missed: bool) -> None:
         """An admitted request met its deadline, or missed it."""
-        step = CAUTION_UP if missed else -CAUTION_UP // 100
+        step = CAUTION_UP if missed and self._is_narrow(request) else -CAUTION_UP // 100
         request.tenant.caution = min(max(request.tenant.caution + step, 1000), CAUTION_MAX)

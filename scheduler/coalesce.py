@@ -6,7 +6,8 @@ long as the launch, as predicted for all of them together, (a) stays within `pre
 every other signature's head that could still be served after the lead alone. The prediction does
 not fall as members join and the limits only tighten, so the largest group is found by growing in
 steps and then halving the gap. The lead alone is always allowed: someone must go first. If it
-alone is longer than the bound and its rows may run apart, it goes in parts.
+alone is longer than the bound, or than a quarter of the time that requests with the least of it
+have had of late (which may come at any moment), and its rows may run apart, it goes in parts.
 
 Requests whose last launch was the same lie together on the device; a launch of others has to join
 their inputs first, and is predicted so. If that costs more than one launch for all saves, only
@@ -21,7 +22,7 @@ from heapq import heappop
 from typing import final
 
 from coissue.scheduler.messages import SignatureId, WeightsId
-from coissue.scheduler.ports import CoreLimits, CostView
+from coissue.scheduler.ports import MS, CoreLimits, CostView
 from coissue.scheduler.window import LATE, PRIORITIES, Entry, Kernel, Ready, ReadyQueue
 
 #: A request's lane is the number of its last launch, and in so many lower bits its place in it.
@@ -31,6 +32,8 @@ _LOOKS = 8
 #: Kernels looked at in the search for those that lie with the lead.
 _MATES = 64
 _NEVER = 1 << 62
+#: Parts of long kernels are no longer than one of so many parts of the shortest time of others.
+_TIGHT = 4
 
 
 def place(kernel: Kernel) -> int:
@@ -144,11 +147,17 @@ def coalesce(
     """Takes the head of `lead` and those who may join it out of the ready kernels."""
     priority, _, _, kernel = heappop(lead.heap)
     batch = Batch(kernel, cost, now_ns)
-    if batch.predicted_ns > limits.preemption_bound_ns:
-        batch.split(cost, limits.preemption_bound_ns)
+    bound_ns = limits.preemption_bound_ns
+    part_ns = min(bound_ns, max(ready.tight_ns // _TIGHT, MS))
+    own_ns = kernel.request.deadline_ns - kernel.request.submitted_ns
+    if own_ns <= ready.tight_ns:
+        part_ns = bound_ns
+    if batch.predicted_ns > part_ns:
+        batch.split(cost, part_ns)
+    if part_ns < 2 * batch.predicted_ns <= 2 * part_ns:
+        bound_ns = part_ns  # a second one of this length would save little
     if lead.heap and not lead.alone and limits.segments > 1:
-        end_ns = now_ns + limits.preemption_bound_ns
-        end_ns = latest_end(ready, lead, now_ns + batch.predicted_ns, end_ns)
+        end_ns = latest_end(ready, lead, now_ns + batch.predicted_ns, now_ns + bound_ns)
         last_priority = LATE if priority == LATE else PRIORITIES
         first = batch.units, batch.done_by_ns, batch.predicted_ns
         taken = _join(batch, lead, ready, limits.segments, cost, now_ns, end_ns, last_priority)
@@ -167,15 +176,9 @@ def coalesce(
 
 
 def _join(
-    batch: Batch,
-    queue: ReadyQueue,
-    ready: Ready,
-    most: int,
-    cost: CostView,
-    now_ns: int,
-    end_ns: int,
-    last_priority: int,
-) -> list[Entry]:
+    batch: Batch, queue: ReadyQueue, ready: Ready, most: int, cost: CostView, now_ns: int,
+    end_ns: int, last_priority: int,
+) -> list[Entry]:  # fmt: skip
     """Takes in as many as fit; who they are."""
     taken: list[Entry] = []
     #: How many have joined, and the smallest number known not to fit.
@@ -196,15 +199,9 @@ def _join(
 
 
 def _join_mates(
-    batch: Batch,
-    queue: ReadyQueue,
-    ready: Ready,
-    most: int,
-    cost: CostView,
-    now_ns: int,
-    end_ns: int,
-    last_priority: int,
-) -> None:
+    batch: Batch, queue: ReadyQueue, ready: Ready, most: int, cost: CostView, now_ns: int,
+    end_ns: int, last_priority: int,
+) -> None:  # fmt: skip
     """Takes in who lies with the lead, behind others for whom a join is too long or does not pay;
     about as many as fit."""
     head = queue.head()

@@ -85,11 +85,9 @@ class Health:
         records: dict[Tenant, Record] = {}
         for kernel in flight.members:
             tenant = kernel.request.tenant
-            if tenant not in records:
-                record = self._records.get(tenant.name)
-                if record is None:
-                    record = self._records[tenant.name] = Record()
-                records[tenant] = record
+            if tenant.name not in self._records:
+                self._records[tenant.name] = Record()
+            records[tenant] = self._records[tenant.name]
         slowest = max(record.pace for record in records.values())
         for tenant, record in records.items():
             if pace <= usual or slowest <= SLOW or record.pace == slowest:

@@ -19,12 +19,7 @@ from typing import Final, cast, final
 
 from coissue.scheduler import messages
 from coissue.scheduler.core import Core
-from coissue.scheduler.messages import (
-    Attached,
-    Command,
-    Event,
-    SignatureId,
-)
+from coissue.scheduler.messages import Attached, Command, Event, SignatureId
 from coissue.scheduler.plain import PlainError, from_plain, to_plain
 from coissue.scheduler.ports import CoreLimits, CostView
 

@@ -51,10 +51,9 @@ class Tenant:
         self.finish_ns = 0
         self.active_share = 0.0
         self.active_until_ns = 0
-        #: Out of the groups; requests in a row that failed; out of service (see health).
-        self.alone = False
+        #: Out of the groups; out of service; requests in a row that failed (see health).
+        self.alone = self.is_out = False
         self.failures = 0
-        self.is_out = False
 
 
 @final
@@ -64,8 +63,8 @@ class Request:
     __slots__ = (
         "backlog_slot", "begin_ns", "bytes", "charges", "cuts", "deadline_ns", "device_ns",
         "due_ns", "fair_ns", "first_launch_ns", "id", "in_flight", "lane", "last_done_ns", "left",
-        "parts", "priority", "profile", "program", "ready", "retried", "rows", "state", "states",
-        "submitted_ns", "tenant", "tokens", "waiting",
+        "margin", "parts", "priority", "profile", "program", "ready", "retried", "rows", "state",
+        "states", "submitted_ns", "tenant", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -77,8 +76,7 @@ class Request:
         self.profile = profile
         self.priority = priority
         self.deadline_ns = event.deadline_ns
-        self.rows = event.rows
-        self.tokens = event.tokens
+        self.rows, self.tokens = event.rows, event.tokens
         self.bytes = event.bytes_needed
         self.state = RequestState.ADMITTED
         #: State of each kernel, by index.
@@ -87,10 +85,8 @@ class Request:
         self.waiting = list(program.producer_counts)
         #: Its READY kernels by index.
         self.ready: dict[int, Kernel] = {}
-        #: Kernels not DONE.
-        self.left = len(program.successors)
-        #: Kernels IN_FLIGHT.
-        self.in_flight = 0
+        #: Kernels not DONE, and those IN_FLIGHT.
+        self.left, self.in_flight = len(program.successors), 0
         #: Rows done of kernels that run in parts, by index.
         self.parts: dict[int, int] = {}
         #: Kernels with a part in flight that is not the last: the backlog counts their rest.
@@ -102,14 +98,14 @@ class Request:
         #: Predicted device time by kernel index, as counted in the backlog (see admission).
         self.charges: list[int] = []
         self.backlog_slot = 0
+        #: The most caution that would have let it in (see admission).
+        self.margin = 0
         #: Its fair begin and how long it would take from there; by when it is due (see fairness).
         self.begin_ns = 0
         self.fair_ns = 0
         self.due_ns = event.deadline_ns
         self.submitted_ns = event.at_ns
-        self.first_launch_ns = 0
-        self.last_done_ns = 0
-        self.device_ns = 0
+        self.first_launch_ns = self.last_done_ns = self.device_ns = 0
 
     def still_needs(self, signature: SignatureId) -> bool:
         """True when a kernel of this signature is not launched yet."""
@@ -231,7 +227,8 @@ class ReadyQueue:
 class Ready:
     """All ready queues, and by priority the heads of those that may be launched."""
 
-    __slots__ = ("_families", "_sequence", "count", "levels", "queues")
+    __slots__ = ("_families", "_sequence", "count", "levels", "queues", "tight_ns",
+                 "tight_until_ns")  # fmt: skip
 
     def __init__(self) -> None:
         #: (signature, alone, tenant out of the groups or "") -> queue; bounded by what is attached.
@@ -244,6 +241,8 @@ class Ready:
         self._sequence = 0
         #: Kernels READY.
         self.count = 0
+        #: The shortest time that a request had when it came, of late; until when that counts.
+        self.tight_ns = self.tight_until_ns = 0
 
     def queue(self, signature: SignatureId, alone: bool = False, owner: str = "") -> ReadyQueue:
         found = self.queues.get((signature, alone, owner))

@@ -121,7 +121,6 @@ class _Node:
         #: Requests sent to it that have no outcome.
         self.open_count = 0
         self.turn_count = 0
-        #: Tenants out of its groups.
         self.alone: tuple[str, ...] = ()
 
 

@@ -111,12 +111,23 @@ def test_without_admission_only_limits_reject():
 def test_caution_rises_with_misses_and_falls_with_hits():
     bench = Bench(tenant("a", *chain(7)))
     caution = lambda: bench.core.window.tenants["a"].caution  # noqa: E731
-    (launch,) = launches(bench.send(bench.submit(1, deadline_ns=500)))
-    bench.land(launch, after_ns=700)
+    (first,) = launches(bench.send(bench.submit(1)))
+    bench.send(bench.submit(2, deadline_ns=bench.now_ns + 230))  # 110 of 120 spare ns are waited
+    (launch,) = launches(bench.land(first))
+    bench.land(launch, after_ns=121)
     assert caution() == 1100
-    (launch,) = launches(bench.send(bench.submit(2)))
+    (launch,) = launches(bench.send(bench.submit(3)))
     bench.land(launch)
     assert caution() == 1099
+
+
+def test_a_miss_that_much_more_caution_would_have_let_in_does_not_raise_it():
+    bench = Bench(tenant("a", *chain(7)))
+    (first,) = launches(bench.send(bench.submit(1)))
+    bench.send(bench.submit(2, deadline_ns=bench.now_ns + 300))  # 110 of 190
+    (launch,) = launches(bench.land(first))
+    bench.land(launch, after_ns=200)
+    assert bench.core.window.tenants["a"].caution == 1000
 
 
 def test_priorities_are_clamped():
