@@ -6,14 +6,13 @@ its own launch, those that find one waiting are charged their share of a common 
 (`program.Profile`). Charging every request its lone time would refuse a load that coalescing
 carries with ease; charging all of them the share would promise too much to a mixed load that does
 not coalesce. "Ahead" is what has a higher priority, or the same and no later a deadline; deadlines
-are told apart to `WIDTH_NS`, and all beyond `HORIZON_NS` are equal. Later requests that join
-launches take device time too, predictions err, and past saturation a little optimism ends in tiny
-groups and lost requests. So the predicted wait is taken times the tenant's *caution*, which rises
-by `CAUTION_UP` with each request that misses and was let in by a narrow margin, and falls by a
-hundredth of it with each other: few admitted requests miss under any overload, and goodput stays
-flat. A request that misses although far more caution would have let it in says nothing about
-waiting (a launch took twice its time, the process stood still), and more caution would only refuse
-others in its place.
+are told apart to `WIDTH_NS`, and all that came with more than `HORIZON_NS` to go are equal, and
+behind the others for good. Later requests that join launches take device time too, predictions err,
+and past saturation a little optimism ends in tiny groups and lost requests. So the predicted wait
+is taken times the tenant's *caution*, which rises by `CAUTION_UP` with each request that misses and
+was let in by a narrow margin, and falls by a hundredth of it with each other: few admitted requests
+miss under any overload, and goodput stays flat. A miss that far more caution would have let in says
+nothing about waiting (a launch took twice its time), and would only refuse others in its place.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ class Backlog:
     __slots__ = ("_rings", "_totals", "_waiting")
 
     def __init__(self) -> None:
-        #: By priority: work by deadline bucket, a ring over time.
-        self._rings: list[list[int]] = [[0] * BUCKETS for _ in range(PRIORITIES + 1)]
+        #: By priority: work by deadline bucket, a ring over time; in the last what came with more.
+        self._rings: list[list[int]] = [[0] * (BUCKETS + 1) for _ in range(PRIORITIES + 1)]
         self._totals = [0] * (PRIORITIES + 1)
         #: Kernels not launched, by signature; no zeros.
         self._waiting: dict[SignatureId, int] = {}
@@ -82,11 +81,12 @@ class Backlog:
 
     def ahead_ns(self, priority: int, deadline_ns: int, now_ns: int) -> int:
         """Work that is served before a request with this priority and deadline."""
-        first = now_ns // WIDTH_NS
-        count = min(max(deadline_ns // WIDTH_NS - first, 0), BUCKETS - 1) + 1
+        if deadline_ns >= now_ns + HORIZON_NS:
+            return self.most_ns(priority)
+        first, ring = now_ns // WIDTH_NS, self._rings[priority]
         start = first % BUCKETS
-        ring = self._rings[priority]
-        within = sum(ring[start : start + count]) + sum(ring[: max(0, start + count - BUCKETS)])
+        stop = start + max(deadline_ns // WIDTH_NS - first, 0) + 1
+        within = sum(ring[start : min(stop, BUCKETS)]) + sum(ring[: max(0, stop - BUCKETS)])
         return sum(self._totals[:priority]) + within
 
     def most_ns(self, priority: int) -> int:
@@ -94,8 +94,8 @@ class Backlog:
         return sum(self._totals[: priority + 1])
 
     def add(self, request: Request, now_ns: int) -> None:
-        horizon = min(request.deadline_ns, now_ns + HORIZON_NS)
-        request.backlog_slot = max(horizon, now_ns) // WIDTH_NS % BUCKETS
+        by_ns, far_ns = max(request.deadline_ns, now_ns), now_ns + HORIZON_NS
+        request.backlog_slot = BUCKETS if by_ns >= far_ns else by_ns // WIDTH_NS % BUCKETS
         work_ns = sum(request.charges)
         self._rings[request.priority][request.backlog_slot] += work_ns
         self._totals[request.priority] += work_ns

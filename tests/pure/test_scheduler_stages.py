@@ -15,12 +15,13 @@ from scheduler_fakes import (
     tenant,
 )
 
-from coissue.scheduler.admission import BUCKETS, WIDTH_NS, Backlog
+from coissue.scheduler.admission import BUCKETS, HORIZON_NS, WIDTH_NS, Backlog
 from coissue.scheduler.messages import (
     Complete,
     LaunchDone,
     LaunchId,
     Outcome,
+    PolicyChosen,
     Reason,
     RequestId,
     SignatureId,
@@ -160,6 +161,25 @@ def test_the_backlog_agrees_with_a_plain_sum():
         )
         assert backlog.ahead_ns(2, deadline_ns, now_ns) == wanted
     assert backlog.total_ns == sum(item[2].charges[0] for item in plain)
+
+
+def test_work_that_is_due_far_later_is_never_taken_for_urgent_however_long_it_waits():
+    """The ring of deadlines turns every `BUCKETS` of them; who waits for a turn stays as far."""
+    bench = Bench(tenant("a", *chain(7)))
+    backlog, far_ns = bench.core.admission.backlog, 100 * HORIZON_NS
+    bench.send(bench.submit(1, deadline_ns=far_ns), bench.submit(2, deadline_ns=far_ns))
+    bench.core.handle(bench.submit(3, deadline_ns=far_ns))  # waits behind the launch
+    assert backlog.total_ns > 0
+    for now_ns in range(1, 3 * HORIZON_NS, WIDTH_NS // 2):
+        assert backlog.ahead_ns(1, now_ns + 5 * WIDTH_NS, now_ns) == 0
+    assert backlog.ahead_ns(1, now_ns + 2 * HORIZON_NS, now_ns) == backlog.total_ns
+
+
+def test_caution_learned_under_one_policy_does_not_count_under_another():
+    bench = Bench(tenant("a", *chain(7)))
+    bench.core.window.tenants["a"].caution = 3000
+    bench.send(PolicyChosen(bench.now_ns, "fifo"))
+    assert bench.core.window.tenants["a"].caution == 1000
 
 
 def test_profiles_are_never_optimistic_about_sizes_between():
