@@ -11,13 +11,12 @@ from operator import attrgetter
 from typing import final
 
 from coissue.scheduler.admission import Backlog
-from coissue.scheduler.coalesce import Batch
+from coissue.scheduler.coalesce import LANE_BITS, Batch
 from coissue.scheduler.messages import Launch, LaunchId, Segment
 from coissue.scheduler.ports import CoreLimits, InvariantViolation
 from coissue.scheduler.ready import Kernel
 from coissue.scheduler.states import KernelState, RequestState
 
-_LANE_BITS = 20
 #: Enum members cost a call each time they are looked up on their class (Python 3.11).
 IN_FLIGHT, ADMITTED, RUNNING = KernelState.IN_FLIGHT, RequestState.ADMITTED, RequestState.RUNNING
 _lane = attrgetter("request.lane")
@@ -47,7 +46,7 @@ class Dispatch:
             batch.members.sort(key=_lane)
         self._launch_count += 1
         launch_id = LaunchId(self._launch_count)
-        lane = self._launch_count << _LANE_BITS
+        lane = self._launch_count << LANE_BITS
         segments = []
         for kernel in batch.members:
             request, index, part = kernel.request, kernel.index, kernel.part
@@ -68,7 +67,7 @@ class Dispatch:
         latest_ns = batch.done_by_ns - predicted_ns
         batch.launch = launch = Launch(
             launch_id, batch.signature, tuple(segments), self.free_slots.pop(), predicted_ns,
-            now_ns, latest_ns if latest_ns > now_ns else now_ns,
+            now_ns, latest_ns if latest_ns > now_ns else now_ns, len(batch.places) > 1,
         )  # fmt: skip
         self.flights[launch_id] = batch
         return launch

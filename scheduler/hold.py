@@ -29,11 +29,11 @@ def hold(
     head, partner, more = lead.heap[0][3], feeder.heap[0][3], feeder.live_count
     sets = len(window.weights.get(lead.signature, ()))
 
-    def predict(queue: ReadyQueue, count: int, units: int) -> int:
-        return cost.predict_ns(queue.signature, units, count, min(count, sets))
+    def predict(queue: ReadyQueue, count: int, units: int, joins: bool = False) -> int:
+        return cost.predict_ns(queue.signature, units, count, min(count, sets), joins)
 
     apart_ns = predict(lead, own, own * head.units) + predict(lead, more, more * partner.units)
-    joined_ns = predict(lead, own + more, own * head.units + more * partner.units)
+    joined_ns = predict(lead, own + more, own * head.units + more * partner.units, joins=True)
     first_ns = predict(feeder, more, more * partner.units)
     since_ns = lead.held_since_ns or now_ns
     if (

@@ -13,6 +13,7 @@ from __future__ import annotations
 from heapq import nsmallest
 from typing import Final
 
+from coissue.scheduler.coalesce import place
 from coissue.scheduler.ports import CoreLimits, CostView
 from coissue.scheduler.ready import LATE, Kernel, Ready, ReadyQueue
 
@@ -107,13 +108,15 @@ def _weigh(queue: ReadyQueue, limits: CoreLimits, cost: CostView, now_ns: int) -
     """(members done in time, predicted time) of a group of the most urgent of the queue."""
     entries = nsmallest(GROUP_LOOKS, [entry for entry in queue.heap if entry[3].live])
     members = [entries[0][3]]
+    joins = False
     took_ns = cost.predict_ns(queue.signature, members[0].units, 1, 1)
     done_by_ns = members[0].done_by_ns
     for entry in entries[1:] if not queue.alone else ():
         kernel = entry[3]
         units = sum(member.units for member in members) + kernel.units
         sets = len({member.weights for member in members} | {kernel.weights})
-        joined_ns = cost.predict_ns(queue.signature, units, len(members) + 1, sets)
+        joins = joins or place(kernel) != place(members[0])
+        joined_ns = cost.predict_ns(queue.signature, units, len(members) + 1, sets, joins)
         by_ns = min(done_by_ns, kernel.done_by_ns)
         if joined_ns <= limits.preemption_bound_ns and now_ns + joined_ns <= by_ns:
             members.append(kernel)

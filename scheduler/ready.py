@@ -140,7 +140,8 @@ Head = tuple[int, int, ReadyQueue]
 class Ready:
     """All ready queues, and by priority the heads of those that may be launched."""
 
-    __slots__ = ("_families", "_most_listed", "_sequence", "count", "levels", "queues", "used")
+    __slots__ = ("_families", "_most_listed", "_sequence", "count", "levels", "queues", "tight_ns",
+                 "tight_until_ns", "used")  # fmt: skip
 
     def __init__(self) -> None:
         #: (signature, alone, tenant out of the groups or "") -> queue; bounded by what is attached.
@@ -157,6 +158,8 @@ class Ready:
         self._sequence = 0
         #: Kernels READY.
         self.count = 0
+        #: The shortest time that a request had when it came, of late; until when that counts.
+        self.tight_ns = self.tight_until_ns = 0
 
     def queue(self, signature: SignatureId, alone: bool = False, owner: str = "") -> ReadyQueue:
         found = self.queues.get((signature, alone, owner))
@@ -182,7 +185,7 @@ class Ready:
         entry = (request.priority, kernel.urgency_ns, sequence, kernel)
         heap = queue.heap
         heappush(heap, entry)
-        if heap[0] is entry and not queue.gated:
+        if heap[0][2] == sequence and not queue.gated:
             self._list(queue, entry)
 
     def list_head(self, queue: ReadyQueue) -> None:

@@ -74,8 +74,9 @@ class Retire:
         now_ns, measured_ns = self.now_ns, event.measured_ns
         units, members = flight.units, flight.members
         self._cost.observe_ns(
-            flight.signature, units, len(members), len(flight.weights) or 1, measured_ns
-        )
+            flight.signature, units, len(members), len(flight.weights) or 1, measured_ns,
+            flight.launch.joins,
+        )  # fmt: skip
         self._health.landed(flight, measured_ns, now_ns)
         if measured_ns > self.longest_ns:
             self.longest_ns = measured_ns

@@ -55,6 +55,7 @@ class Request:
     __slots__ = (
         "backlog_slot", "begin_ns", "bytes", "charges", "cuts", "deadline_ns", "device_ns",
         "due_ns", "fair_ns", "first_launch_ns", "id", "in_flight", "lane", "last_done_ns", "left",
+        "margin",
         "parts", "priority", "profile", "program", "ready", "retried", "rows", "spec", "state",
         "states", "submitted_ns", "tenant", "tokens", "waiting",
     )  # fmt: skip
@@ -89,11 +90,13 @@ class Request:
         self.cuts: set[int] = set()
         #: Kernels whose launch failed once.
         self.retried: set[int] = set()
-        #: Place in the order of segments: where it stood in its last launch.
+        #: Place in the order of segments: where it stood in its last launch; 0: it is new.
         self.lane = 0
         #: Predicted device time by kernel index, as counted in the backlog (see admission).
         self.charges: list[int] = []
         self.backlog_slot = 0
+        #: The most caution that would have let it in (see admission).
+        self.margin = 0
         #: Its fair begin and how long it would take from there; by when it is due (see fairness).
         self.begin_ns = 0
         self.fair_ns = 0

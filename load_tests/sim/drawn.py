@@ -15,14 +15,15 @@ class LearningCost:
     """Corrects itself by what it observes, as the measured table does."""
 
     def __init__(self) -> None:
-        self._base = LinearCost(50_000, 10_000, 5000)
+        self._base = LinearCost(50_000, 10_000, 5000, join_unit_ns=4000)
         self._factor = 1.0
 
     def predict_ns(self, *size: int) -> int:
         return int(self._base.predict_ns(*size) * self._factor)
 
     def observe_ns(self, *seen: int) -> None:
-        self._factor += 0.1 * (seen[-1] / self._base.predict_ns(*seen[:-1]) - self._factor)
+        *size, took_ns, joins = seen
+        self._factor += 0.1 * (took_ns / self._base.predict_ns(*size, joins) - self._factor)
 
 
 def make_spec(name: str, signatures, weights: int, *, priority=1, limit=256) -> TenantSpec:

@@ -15,7 +15,7 @@ from scheduler_fakes import (
     tenant,
 )
 
-from coissue.scheduler.admission import BUCKETS, WIDTH_NS, Backlog
+from coissue.scheduler.admission import BUCKETS, HORIZON_NS, WIDTH_NS, Backlog
 from coissue.scheduler.messages import (
     Attached,
     Complete,
@@ -23,6 +23,7 @@ from coissue.scheduler.messages import (
     LaunchDone,
     LaunchId,
     Outcome,
+    PolicyChosen,
     Reason,
     RequestId,
     SignatureId,
@@ -114,12 +115,23 @@ def test_without_admission_only_limits_reject():
 def test_caution_rises_with_misses_and_falls_with_hits():
     bench = Bench(tenant("a", *chain(7)))
     caution = lambda: bench.core.window.tenants["a"].caution  # noqa: E731
-    (launch,) = launches(bench.send(bench.submit(1, deadline_ns=500)))
-    bench.land(launch, after_ns=700)
+    (first,) = launches(bench.send(bench.submit(1)))
+    bench.send(bench.submit(2, deadline_ns=bench.now_ns + 230))  # 110 of 120 spare ns are waited
+    (launch,) = launches(bench.land(first))
+    bench.land(launch, after_ns=121)
     assert caution() == 1100
-    (launch,) = launches(bench.send(bench.submit(2)))
+    (launch,) = launches(bench.send(bench.submit(3)))
     bench.land(launch)
     assert caution() == 1099
+
+
+def test_a_miss_that_much_more_caution_would_have_let_in_does_not_raise_it():
+    bench = Bench(tenant("a", *chain(7)))
+    (first,) = launches(bench.send(bench.submit(1)))
+    bench.send(bench.submit(2, deadline_ns=bench.now_ns + 300))  # 110 of 190
+    (launch,) = launches(bench.land(first))
+    bench.land(launch, after_ns=200)
+    assert bench.core.window.tenants["a"].caution == 1000
 
 
 def test_priorities_are_clamped():
@@ -153,6 +165,25 @@ def test_the_backlog_agrees_with_a_plain_sum():
         )
         assert backlog.ahead_ns(2, deadline_ns, now_ns) == wanted
     assert backlog.total_ns == sum(item[2].charges[0] for item in plain)
+
+
+def test_work_that_is_due_far_later_is_never_taken_for_urgent_however_long_it_waits():
+    """The ring of deadlines turns every `BUCKETS` of them; who waits for a turn stays as far."""
+    bench = Bench(tenant("a", *chain(7)))
+    backlog, far_ns = bench.core.admission.backlog, 100 * HORIZON_NS
+    bench.send(bench.submit(1, deadline_ns=far_ns), bench.submit(2, deadline_ns=far_ns))
+    bench.core.handle(bench.submit(3, deadline_ns=far_ns))  # waits behind the launch
+    assert backlog.total_ns > 0
+    for now_ns in range(1, 3 * HORIZON_NS, WIDTH_NS // 2):
+        assert backlog.ahead_ns(1, now_ns + 5 * WIDTH_NS, now_ns) == 0
+    assert backlog.ahead_ns(1, now_ns + 2 * HORIZON_NS, now_ns) == backlog.total_ns
+
+
+def test_caution_learned_under_one_policy_does_not_count_under_another():
+    bench = Bench(tenant("a", *chain(7)))
+    bench.core.window.tenants["a"].caution = 3000
+    bench.send(PolicyChosen(bench.now_ns, "fifo"))
+    assert bench.core.window.tenants["a"].caution == 1000
 
 
 def test_profiles_are_never_optimistic_about_sizes_between():

@@ -86,7 +86,7 @@ def test_a_turn_that_broke_the_core_breaks_its_replay(monkeypatch):
         ["not json"],
         ["{}"],
         ['{"coissue_recording": 99, "policy": "space_time", "seed": 0, "limits": {}}'],
-        ['{"coissue_recording": 1, "policy": "space_time", "seed": 0, "limits": {"windw": 3}}'],
+        ['{"coissue_recording": 2, "policy": "space_time", "seed": 0, "limits": {"windw": 3}}'],
     ],
 )
 def test_what_is_no_recording_is_refused(lines):
