@@ -10,16 +10,22 @@ export PYTHONUNBUFFERED := 1
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*  ## /\t/' | expand -t 10
 
-setup: $(READY) .links/coissue  ## make .venv with everything pinned
+setup: $(READY) .links/coissue $(VENV)/.compiled  ## make .venv with everything pinned
 
 $(READY): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit(f"coissue needs Python 3.11 to 3.13, this is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python lacks venv: apt install python3-venv"; exit 1; }
 	@echo "Setting up $(VENV) (once; about two minutes)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt pip setuptools wheel
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt pip setuptools wheel mypy
 	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@ $(VENV)/.compiled
+
+# The core as extension modules, again whenever it changed; without a C compiler it runs as it is.
+$(VENV)/.compiled: setup.py $(wildcard scheduler/*.py) | $(READY)
+	@echo "Compiling the scheduler's core"
+	@rm -f *.so scheduler/*.so && $(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
 .links/coissue:
@@ -54,4 +60,4 @@ golden: $(if $(wildcard tests/golden),setup)  ## rewrite the golden files; revie
 	@$(call IF_THERE,tests/golden,no code is generated so far) $(BIN)/python -m pytest -q tests/golden --rewrite-golden
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) .links .cache build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .links .cache build dist out *.so scheduler/*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

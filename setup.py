@@ -1,14 +1,27 @@
-"""Computes the package list: each of the three folders is one `coissue.*` package.
+"""Computes the package list and compiles the scheduler's core.
 
-See docs/decisions/001-packaging.md.
+Each of the three folders is one `coissue.*` package: see docs/decisions/001-packaging.md. The
+modules in `COMPILED` become extension modules by mypyc, where mypy and a C compiler are there (see
+docs/decisions/012-compiled-core.md); elsewhere, or with COISSUE_PURE=1, they run as they are.
 """
 
+from __future__ import annotations
+
+import os
+import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 FOLDERS = ("kernels", "scheduler", "deployments")
 HERE = Path(__file__).parent
+#: What runs per kernel. Not what is read by its annotations (`plain`), which compiling erases.
+COMPILED = (
+    "admission", "coalesce", "core", "dispatch", "fairness", "health", "hold", "pick", "policies",
+    "program", "ready", "retire", "states", "trace", "window",
+)  # fmt: skip
+#: The commands that need them; others only ask for names and versions.
+BUILDING = {"build", "build_ext", "bdist_wheel", "develop", "editable_wheel", "install"}
 
 
 def list_packages() -> list[str]:
@@ -20,8 +33,28 @@ def list_packages() -> list[str]:
     return sorted("coissue." + ".".join(folder.parts) for folder in folders)
 
 
+def list_extensions() -> list[Extension]:
+    if os.environ.get("COISSUE_PURE") or not BUILDING.intersection(sys.argv):
+        return []
+    try:
+        from mypyc.build import mypycify
+    except ImportError:
+        return []
+    links = HERE / ".links/coissue"
+    links.mkdir(parents=True, exist_ok=True)
+    for top in FOLDERS:
+        if not (links / top).is_symlink():
+            (links / top).symlink_to(Path("../..") / top)
+    files = [f".links/coissue/scheduler/{name}.py" for name in COMPILED]
+    found: list[Extension] = mypycify(files, opt_level="3", group_name="coissue_core")
+    for extension in found:
+        extension.optional = True
+    return found
+
+
 setup(
     packages=list_packages(),
     package_dir={f"coissue.{top}": top for top in FOLDERS},
     package_data={"coissue.kernels.stitch": ["*.h"]},  # what generated sources begin with
+    ext_modules=list_extensions(),
 )

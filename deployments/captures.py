@@ -20,6 +20,7 @@ from typing import Any, Final, final
 from pydantic import ValidationError
 
 from coissue.deployments.capture.inputs import are_unchanged
+from coissue.deployments.channel.frames import printable
 from coissue.deployments.settings import CaptureSettings, Limits, ModelSettings, TenantSettings
 from coissue.deployments.turns import Turns
 
@@ -98,6 +99,8 @@ class Captures:
             os.cpu_count() or 1, min(CAPTURES_MAX, memory // CAPTURE_BYTES), settings.turn_seconds
         )
         self._starting = asyncio.Lock()
+        #: Second tries go one after the other: whose capture ended the server ends its own only.
+        self._again = asyncio.Lock()
         self._server: asyncio.subprocess.Process | None = None
         #: Artifact folder -> its answer.
         self._open: dict[str, asyncio.Future[dict[str, Any]]] = {}
@@ -117,9 +120,10 @@ class Captures:
         async with self._turns.take():
             answer = await self._ask_in_time(asked)
             if "server" in answer:  # perhaps by another's doing: once more, with a new one
-                answer = await self._ask_in_time(asked)
+                async with self._again:
+                    answer = await self._ask_in_time(asked)
         if "error" in answer:
-            raise TenantFailed(answer["error"])
+            raise TenantFailed(printable(answer["error"]))
         return str(out)
 
     async def _ask_in_time(self, job: dict[str, Any]) -> dict[str, Any]:

@@ -58,8 +58,12 @@ def _check_app_name(name: str) -> str:
 
 Route = Annotated[str, AfterValidator(_check_route)]
 
+LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
 LoggingOptions = _level(
-    "LoggingOptions", "encoding log_level logs_dir enable_access_log additional_log_standard_attrs"
+    "LoggingOptions",
+    "logs_dir enable_access_log additional_log_standard_attrs",
+    encoding=(Literal["TEXT", "JSON"], "TEXT"),
+    log_level=(Annotated[int, Field(ge=0, le=50)] | LogLevel, "INFO"),
 )
 GrpcOptions = _level(
     "GrpcOptions", "port grpc_servicer_functions request_timeout_s enable_reflection"
@@ -85,12 +89,29 @@ Deployment = _level(
     max_ongoing_requests=(Annotated[int, Field(ge=1, le=65_536)], None),
     max_queued_requests=(Annotated[int, Field(ge=-1, le=1_000_000)], None),
 )
-#: A key that Ray does not know here lets Serve try again for ever.
+EnvConfig = _level(
+    "EnvConfig",
+    "log_files",
+    # Seconds; -1: as long as it takes.
+    setup_timeout_seconds=(int, Field(default=600, ge=-1, le=604_800)),
+    eager_install=(bool, True),
+)
+Packages = str | list[str] | dict[str, Any] | None
+#: Checked here, because what Ray does not take lets Serve try again for ever.
 RuntimeEnv = _level(
     "RuntimeEnv",
-    "working_dir py_modules py_executable container image_uri java_jars excludes pip uv conda "
-    "worker_process_setup_hook config",
+    "java_jars worker_process_setup_hook",
     env_vars=(dict[str, str], {}),
+    working_dir=(str | None, None),
+    py_modules=(list[str] | None, None),
+    py_executable=(str | None, None),
+    excludes=(list[str] | None, None),
+    image_uri=(str | None, None),
+    container=(dict[str, Any] | None, None),
+    pip=(Packages, None),
+    uv=(Packages, None),
+    conda=(Packages, None),
+    config=(EnvConfig | None, None),
 )
 Application = _level(
     "Application",
@@ -294,6 +315,10 @@ def find_missing(config: dict[str, Any], settings: AppSettings) -> list[str]:
     args = f"applications.{ours}.args"
     named: dict[str, Any] = {f"applications.{i}.import_path": p for i, p in enumerate(paths)}
     del named[f"applications.{ours}.import_path"]
+    for index, app in enumerate(config["applications"]):
+        folder = (app.get("runtime_env") or {}).get("working_dir") or ""
+        if "://" not in folder:
+            named[f"applications.{index}.runtime_env.working_dir"] = folder
     named[f"{args}.scheduler.secret_file"] = settings.scheduler.secret_file
     for index, tenant in enumerate(settings.tenants):
         at, handler = f"{args}.tenants.{index}", tenant.handler

@@ -24,6 +24,7 @@ from ray import serve
 from coissue.deployments.actor import find_scheduler, start_scheduler
 from coissue.deployments.captures import Artifacts, Captures, TenantFailed
 from coissue.deployments.changes import is_lowered_anew
+from coissue.deployments.channel.frames import printable
 from coissue.deployments.discovery import BLIND, CONTROL, HEALTH_SECONDS
 from coissue.deployments.failures import Failures
 from coissue.deployments.run_dir import LOCK, RunDir, sweep_run_dirs
@@ -198,7 +199,7 @@ class Control:
                 self._captures.stop()
 
     async def _fail(self, wanted: Wanted, version: int, reason: str) -> None:
-        name = wanted.settings.name
+        name, reason = wanted.settings.name, printable(reason)
         if wanted.serving:
             reason = f"version {version} failed, version {wanted.serving} serves: {reason}"
         wanted.state, wanted.reason = "failed", reason

@@ -32,12 +32,19 @@ class Costs:
         return self._names[signature]
 
     def predict_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int
+        self, signature: SignatureId, units: int, segments: int, sets: int, joins: bool = False
     ) -> int:
-        return self.table.predict_ns(self._names[signature], units, segments, weight_sets)
+        return self.table.predict_ns(self._names[signature], units, segments, sets, joins)
 
     def observe_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int, measured_ns: int
+        self,
+        signature: SignatureId,
+        units: int,
+        segments: int,
+        sets: int,
+        took_ns: int,
+        joins: bool,
     ) -> None:
         if self._learns:
-            self.table.observe_ns(self._names[signature], units, segments, weight_sets, measured_ns)
+            name = self._names[signature]
+            self.table.observe_ns(name, units, segments, sets, took_ns, joins)

@@ -14,6 +14,7 @@ from typing import Final, final
 
 import numpy as np
 
+from coissue.deployments.channel.frames import printable
 from coissue.deployments.channel.server import Answer
 from coissue.kernels.cpu.border import Arrival, Border, Reader, enter
 from coissue.kernels.cpu.device import BoundKernel, Buffers, CpuDevice, DeviceSegment
@@ -169,4 +170,4 @@ def refuse(complete: Complete) -> Answer:
     if complete.message == BAD_INDEX:
         reason = "malformed"
     message = complete.message or SENTENCES.get(reason, f"the request was {reason}")
-    return Answer(reason=reason, message=message, retry_after_ns=complete.retry_after_ns)
+    return Answer(reason=reason, message=printable(message), retry_after_ns=complete.retry_after_ns)

@@ -50,6 +50,7 @@ from coissue.scheduler.policies import POLICIES
 from coissue.scheduler.ports import CoreLimits
 from coissue.scheduler.recording import Recorder
 from coissue.scheduler.runtime import Runtime
+from coissue.scheduler.trace import describe
 
 logger = logging.getLogger("coissue.host")
 COLLECT_SECONDS: Final = 0.5
@@ -305,7 +306,7 @@ class SchedulerHost:
         """Move the core's new records to metrics and timeline."""
         with self._collecting:
             finished, requests = self.runtime.call(self.runtime.core.trace.take).result()
-            launches = [launch.describe() for launch in finished]
+            launches = [describe(flight) for flight in finished]
             self.metrics.observe(launches, requests, self.executor.malformed)
             self.timeline.add(launches, requests)
 

@@ -4,7 +4,8 @@
 point it answers with that point, above the largest it goes on in a straight line; it never falls
 when an argument grows. What launches really took moves one correction factor per signature, by at
 most `STEP_LIMIT` at a time, so one outlier (a page fault, a busy neighbour) hardly counts and a
-lasting change is followed.
+lasting change is followed. Points are measured with inputs that lie together; what a launch takes
+longer when its segments' inputs must be joined first is measured by itself and comes on top.
 
 Rules: pure data and arithmetic, no clock, no torch; times in ns. Asked by the scheduler for every
 candidate of a launch, so answers are kept until the next `record`.
@@ -32,6 +33,8 @@ KEPT_LIMIT: Final = 100_000
 
 
 _Points = dict[int, dict[int, dict[int, int]]]
+#: (signature, units, segments, weight sets, joins).
+_Size = tuple[str, int, int, int, bool]
 
 
 @dataclass(slots=True)
@@ -40,6 +43,8 @@ class _Entry:
 
     #: weight sets -> segments -> units -> measured ns.
     points: _Points = field(default_factory=dict)
+    #: The same for joining the inputs alone, which weights do not matter for. Empty: it is free.
+    joins: _Points = field(default_factory=dict)
     #: Measured over the points' prediction, of late.
     factor: float = 1.0
     #: Mean of |measured - predicted| / measured, and of how many launches.
@@ -52,37 +57,45 @@ class CostTable:
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
-        self._kept: dict[tuple[str, int, int, int], float] = {}
+        #: What was recorded, and predictions by the points alone.
+        self._measured: dict[_Size, int] = {}
+        self._kept: dict[_Size, float] = {}
 
     def __contains__(self, signature: str) -> bool:
         return signature in self._entries
 
-    def predict_ns(self, signature: str, units: int, segments: int, weight_sets: int) -> int:
-        """The device time of a launch of `units` rows or tokens in `segments` requests."""
-        base = self._base_ns(signature, units, segments, weight_sets)
+    def predict_ns(
+        self, signature: str, units: int, segments: int, sets: int, joins: bool = False
+    ) -> int:
+        """The device time of a launch of `units` rows or tokens in `segments` requests, whose
+        inputs do not lie together yet if it `joins`."""
+        base = self._base_ns((signature, units, segments, sets, joins))
         entry = self._entries.get(signature)
         return int(base if entry is None else base * entry.factor)
 
     def record(
-        self, signature: str, units: int, segments: int, weight_sets: int, measured_ns: int
+        self, signature: str, units: int, segments: int, sets: int, ns: int, joins: bool = False
     ) -> None:
-        """A point measured with nothing else running. Replaces what was known of it."""
+        """A point measured with nothing else running. Replaces what was known of it. `joins`: of
+        joining the inputs alone, the same for all weight sets (1 is recorded)."""
+        self._measured[signature, units, segments, sets, joins] = ns
         entry = self._entries.setdefault(signature, _Entry())
-        entry.points.setdefault(weight_sets, {}).setdefault(segments, {})[units] = measured_ns
+        points = entry.joins if joins else entry.points
+        points.setdefault(sets, {}).setdefault(segments, {})[units] = ns
         self._kept.clear()
 
     def observe_ns(
-        self, signature: str, units: int, segments: int, weight_sets: int, measured_ns: int
+        self, signature: str, units: int, segments: int, sets: int, ns: int, joins: bool = False
     ) -> None:
         """A launch took this long. Without a measured point yet, it is recorded as one."""
         entry = self._entries.get(signature)
         if entry is None or not entry.points:
-            self.record(signature, units, segments, weight_sets, measured_ns)
+            self.record(signature, units, segments, sets, ns)
             return
-        predicted = max(self.predict_ns(signature, units, segments, weight_sets), 1)
-        ratio = min(max(measured_ns / predicted, 1 / STEP_LIMIT), STEP_LIMIT)
+        predicted = max(self.predict_ns(signature, units, segments, sets, joins), 1)
+        ratio = min(max(ns / predicted, 1 / STEP_LIMIT), STEP_LIMIT)
         entry.factor *= ratio**NEWEST
-        error = abs(measured_ns - predicted) / max(measured_ns, 1)
+        error = abs(ns - predicted) / max(ns, 1)
         weight = max(NEWEST, 1 / (entry.launch_count + 1))
         entry.error += weight * (min(error, STEP_LIMIT) - entry.error)
         entry.launch_count += 1
@@ -93,7 +106,7 @@ class CostTable:
 
     def save(self, path: Path, device: str) -> None:
         """Writes the measured points; the corrections belong to this run alone."""
-        points = {s: e.points for s, e in self._entries.items()}
+        points = [[*size, ns] for size, ns in self._measured.items()]
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps({"device": device, "points": points}))
@@ -107,22 +120,21 @@ class CostTable:
             return False
         if not isinstance(stored, dict) or stored.get("device") != device:
             return False
-        for signature, sets in stored["points"].items():
-            for weight_sets, by_segments in sets.items():
-                for segments, by_units in by_segments.items():
-                    for units, ns in by_units.items():
-                        self.record(signature, int(units), int(segments), int(weight_sets), ns)
+        for signature, units, segments, sets, joins, ns in stored["points"]:
+            self.record(signature, units, segments, sets, ns, joins)
         return True
 
-    def _base_ns(self, signature: str, units: int, segments: int, weight_sets: int) -> float:
-        key = (signature, units, segments, weight_sets)
+    def _base_ns(self, key: _Size) -> float:
+        signature, units, segments, sets, joins = key
         if key not in self._kept:
             entry = self._entries.get(signature)
             if entry is None or not entry.points:
                 return UNKNOWN_NS + UNKNOWN_UNIT_NS * units
             if len(self._kept) >= KEPT_LIMIT:
                 self._kept.clear()
-            self._kept[key] = _over_sets(entry.points, units, segments, weight_sets)
+            base = _over_sets(entry.points, units, segments, sets)
+            more = _over_sets(entry.joins, units, segments, 1) if joins and entry.joins else 0
+            self._kept[key] = base + more
         return self._kept[key]
 
 

@@ -6,11 +6,13 @@ its own launch, those that find one waiting are charged their share of a common 
 (`program.Profile`). Charging every request its lone time would refuse a load that coalescing
 carries with ease; charging all of them the share would promise too much to a mixed load that does
 not coalesce. "Ahead" is what has a higher priority, or the same and no later a deadline; deadlines
-are told apart to `WIDTH_NS`, and all beyond `HORIZON_NS` are equal. Later requests that join
-launches take device time too, predictions err, and past saturation a little optimism ends in tiny
-groups and lost requests. So the predicted wait is taken times the tenant's *caution*, which rises
-by `CAUTION_UP` with each admitted request that misses and falls by a hundredth of it with each that
-does not: about 1 % of admitted requests miss under any overload, and goodput stays flat.
+are told apart to `WIDTH_NS`, and all that came with more than `HORIZON_NS` to go are equal, and
+behind the others for good. Later requests that join launches take device time too, predictions err,
+and past saturation a little optimism ends in tiny groups and lost requests. So the predicted wait
+is taken times the tenant's *caution*, which rises by `CAUTION_UP` with each request that misses and
+was let in by a narrow margin, and falls by a hundredth of it with each other: few admitted requests
+miss under any overload, and goodput stays flat. A miss that far more caution would have let in says
+nothing about waiting (a launch took twice its time), and would only refuse others in its place.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from coissue.scheduler.messages import Reason, SignatureId, Submitted
-from coissue.scheduler.ports import CoreLimits, CostView
+from coissue.scheduler.ports import MS, CoreLimits, CostView
 from coissue.scheduler.program import Program
-from coissue.scheduler.window import PRIORITIES, READY, PlanState, Request, Tenant, Window
+from coissue.scheduler.ready import PRIORITIES
+from coissue.scheduler.window import READY, PlanState, Request, Tenant, Window
 
 WIDTH_NS: Final = 1 << 22
 BUCKETS: Final = 1024
@@ -29,6 +32,10 @@ HORIZON_NS: Final = WIDTH_NS * (BUCKETS - 1)
 #: In thousandths of the predicted wait.
 CAUTION_UP: Final = 100
 CAUTION_MAX: Final = 4000
+#: In hundredths of the caution: a margin up to this is narrow.
+NARROW: Final = 150
+#: A time to the deadline counts as the shortest of late for so long.
+TIGHT_NS: Final = 1000 * MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +62,8 @@ class Backlog:
     __slots__ = ("_rings", "_totals", "_waiting")
 
     def __init__(self) -> None:
-        #: By priority: work by deadline bucket, a ring over time.
-        self._rings: list[list[int]] = [[0] * BUCKETS for _ in range(PRIORITIES + 1)]
+        #: By priority: work by deadline bucket, a ring over time; in the last what came with more.
+        self._rings: list[list[int]] = [[0] * (BUCKETS + 1) for _ in range(PRIORITIES + 1)]
         self._totals = [0] * (PRIORITIES + 1)
         #: Kernels not launched, by signature; no zeros.
         self._waiting: dict[SignatureId, int] = {}
@@ -75,11 +82,12 @@ class Backlog:
 
     def ahead_ns(self, priority: int, deadline_ns: int, now_ns: int) -> int:
         """Work that is served before a request with this priority and deadline."""
-        first = now_ns // WIDTH_NS
-        count = min(max(deadline_ns // WIDTH_NS - first, 0), BUCKETS - 1) + 1
+        if deadline_ns >= now_ns + HORIZON_NS:
+            return self.most_ns(priority)
+        first, ring = now_ns // WIDTH_NS, self._rings[priority]
         start = first % BUCKETS
-        ring = self._rings[priority]
-        within = sum(ring[start : start + count]) + sum(ring[: max(0, start + count - BUCKETS)])
+        stop = start + max(deadline_ns // WIDTH_NS - first, 0) + 1
+        within = sum(ring[start : min(stop, BUCKETS)]) + sum(ring[: max(0, stop - BUCKETS)])
         return sum(self._totals[:priority]) + within
 
     def most_ns(self, priority: int) -> int:
@@ -87,24 +95,26 @@ class Backlog:
         return sum(self._totals[: priority + 1])
 
     def add(self, request: Request, now_ns: int) -> None:
-        horizon = min(request.deadline_ns, now_ns + HORIZON_NS)
-        request.backlog_slot = max(horizon, now_ns) // WIDTH_NS % BUCKETS
+        by_ns, far_ns = max(request.deadline_ns, now_ns), now_ns + HORIZON_NS
+        request.backlog_slot = BUCKETS if by_ns >= far_ns else by_ns // WIDTH_NS % BUCKETS
         work_ns = sum(request.charges)
         self._rings[request.priority][request.backlog_slot] += work_ns
         self._totals[request.priority] += work_ns
         for signature in request.program.signatures:
             self._waiting[signature] = self._waiting.get(signature, 0) + 1
 
-    def remove(self, request: Request, index: int) -> None:
-        """The kernel is launched, or never will be."""
-        work_ns = request.charges[index]
-        self._rings[request.priority][request.backlog_slot] -= work_ns
-        self._totals[request.priority] -= work_ns
-        signature = request.program.signatures[index]
-        if self._waiting[signature] == 1:
-            del self._waiting[signature]
+    def remove(self, request: Request, index: int) -> int:
+        """The kernel is launched, or never will be; its predicted time."""
+        work_ns, priority = request.charges[index], request.priority
+        self._rings[priority][request.backlog_slot] -= work_ns
+        self._totals[priority] -= work_ns
+        signature, waiting = request.program.signatures[index], self._waiting
+        left = waiting[signature] - 1
+        if left:
+            waiting[signature] = left
         else:
-            self._waiting[signature] -= 1
+            del waiting[signature]
+        return work_ns
 
     def remove_part(self, request: Request, index: int, work_ns: int) -> None:
         """A part of the kernel is launched, and the rest goes on waiting."""
@@ -119,8 +129,7 @@ class Backlog:
         for index, state in enumerate(request.states):
             waits = state <= READY or index in request.cuts
             if waits and index not in request.retried:
-                self.remove(request, index)
-                work_ns += request.charges[index]
+                work_ns += self.remove(request, index)
         return work_ns
 
 
@@ -154,14 +163,14 @@ class Admission:
         if PlanState.FAILED in self._window.plan_states(tenant.program):
             return Reject(Reason.COMPILE_FAILED)
         busy_ns = max(0, busy_until_ns - now_ns)
-        full = self._find_full(tenant, tenant.program, event)
+        full = self._find_full(tenant, event)
         if full is not None:
             return Reject(full, busy_ns + self.backlog.total_ns // self._limits.slots)
         return self._admit(event, tenant, tenant.program, busy_ns, now_ns)
 
-    def _find_full(self, tenant: Tenant, program: Program, event: Submitted) -> Reason | None:
+    def _find_full(self, tenant: Tenant, event: Submitted) -> Reason | None:
         window, limits = self._window, self._limits
-        if len(tenant.open) >= program.spec.in_flight_limit:
+        if len(tenant.open) >= tenant.spec.in_flight_limit:
             return Reason.TENANT_QUOTA
         if len(window.open) >= limits.window:
             return Reason.WINDOW_FULL
@@ -179,13 +188,17 @@ class Admission:
         request.charges = self.backlog.charges(request)
         if self._limits.admission:
             late_ns = self._late_ns(request, self.backlog.most_ns(priority), busy_ns, now_ns)
-            if late_ns > 0:  # the sum over deadlines costs more, and is seldom needed
+            # The sum over deadlines costs more, and is seldom needed.
+            if late_ns > 0 or self._is_narrow(request):
                 ahead_ns = self.backlog.ahead_ns(priority, event.deadline_ns, now_ns)
                 late_ns = self._late_ns(request, ahead_ns, busy_ns, now_ns)
             if late_ns > 0:
                 hopeless = now_ns + profile.path_ns > event.deadline_ns
                 return Reject(Reason.DEADLINE, 0 if hopeless else late_ns)
         self.backlog.add(request, now_ns)
+        ready, own_ns = self._window.ready, event.deadline_ns - event.at_ns
+        if own_ns <= ready.tight_ns or ready.tight_until_ns <= now_ns:
+            ready.tight_ns, ready.tight_until_ns = own_ns, now_ns + TIGHT_NS
         return request
 
     def _late_ns(self, request: Request, ahead_ns: int, busy_ns: int, now_ns: int) -> int:
@@ -193,7 +206,13 @@ class Admission:
         path_ns = request.profile.path_ns
         work_ns = (ahead_ns + sum(request.charges)) // self._limits.slots
         wait_ns = busy_ns + max(0, work_ns - path_ns)
-        return now_ns + path_ns + wait_ns * request.tenant.caution // 1000 - request.deadline_ns
+        spare_ns = request.deadline_ns - now_ns - path_ns
+        request.margin = 1000 * spare_ns // max(wait_ns, 1)
+        return wait_ns * request.tenant.caution // 1000 - spare_ns
+
+    @staticmethod
+    def _is_narrow(request: Request) -> bool:
+        return 100 * request.margin <= NARROW * request.tenant.caution
 
     def lacks(self, event: Submitted, reject: Reject) -> Lack | None:
         """None: no room in the window can help it."""
@@ -211,11 +230,9 @@ class Admission:
 
     @staticmethod
     def _priority(event: Submitted, tenant: Tenant) -> int:
-        own = tenant.program.spec.priority if tenant.program else PRIORITIES
-        return min(max(event.priority or own, 1), PRIORITIES)
+        return min(max(event.priority or tenant.spec.priority, 1), PRIORITIES)
 
-    @staticmethod
-    def learn(request: Request, *, missed: bool) -> None:
+    def learn(self, request: Request, *, missed: bool) -> None:
         """An admitted request met its deadline, or missed it."""
-        step = CAUTION_UP if missed else -CAUTION_UP // 100
+        step = CAUTION_UP if missed and self._is_narrow(request) else -CAUTION_UP // 100
         request.tenant.caution = min(max(request.tenant.caution + step, 1000), CAUTION_MAX)

@@ -47,9 +47,8 @@ from coissue.scheduler.messages import (
 )
 from coissue.scheduler.policies import POLICIES
 from coissue.scheduler.ports import CoreLimits, CostView, InvariantViolation
-from coissue.scheduler.program import Program
 from coissue.scheduler.retire import Retire
-from coissue.scheduler.trace import LaunchRecord, RequestRecord, Trace
+from coissue.scheduler.trace import Trace
 from coissue.scheduler.window import PlanState, Window
 
 
@@ -108,24 +107,24 @@ class Core:
         self.policy_name = name
         self.policy = POLICIES[name](self.limits, self._cost, self._rng)
         self.fairness.enabled = self.policy.is_fair
+        for tenant in self.window.tenants.values():
+            tenant.caution = 1000  # it was learned from how another policy lets requests wait
 
     def handle(self, *events: Event) -> list[Command]:
         """Applies all events, then pumps once. Times of events must not go back."""
         commands = self.retire.commands = []
         for event in events:
-            self._advance(event.at_ns)
             self._apply(event)
         deadline_ns = self._expire()
         self._pump()
         self._arm(deadline_ns)
         return commands
 
-    def _advance(self, at_ns: int) -> None:
+    def _apply(self, event: Event) -> None:
+        at_ns = event.at_ns
         if at_ns < self.now_ns:
             raise InvariantViolation("event times", f"{at_ns} comes after {self.now_ns}")
         self.now_ns = self.retire.now_ns = at_ns
-
-    def _apply(self, event: Event) -> None:
         match event:
             case LaunchDone():
                 self.retire.done(event)
@@ -188,9 +187,8 @@ class Core:
             self.retire.end(request, Outcome.CANCELLED, Reason.CLIENT_GONE)
 
     def _attach(self, event: Attached) -> None:
-        program = Program(event.tenant, self.limits.preemption_bound_ns)
-        self.window.attach(program)
-        self.health.forget(program.spec.name)
+        program = self.window.attach(event.tenant, self.limits.preemption_bound_ns)
+        self.health.forget(event.tenant.name)
         for signature in dict.fromkeys(program.signatures):
             if self.window.plans.get(signature) is PlanState.FAILED:
                 self.window.set_plan(signature, PlanState.COMPILING)
@@ -205,10 +203,9 @@ class Core:
 
     def _expire(self) -> int | None:
         """Ends what is overdue; the next deadline, if there is one."""
-        while (deadline_ns := self.window.next_deadline_ns()) is not None:
-            if deadline_ns > self.now_ns:
-                break
-            self.retire.expire(self.window.pop_next_deadline())
+        window, now_ns = self.window, self.now_ns
+        while (deadline_ns := window.next_deadline_ns()) is not None and deadline_ns <= now_ns:
+            self.retire.expire(window.pop_next_deadline())
         return deadline_ns
 
     def _pump(self) -> None:
@@ -220,7 +217,7 @@ class Core:
         """Asks to be woken at the deadline, or when the policy wants to be asked again, unless a
         wake-up comes before that."""
         wake_ns = self.policy.wake_ns
-        if wake_ns > self.now_ns and (deadline_ns is None or wake_ns < deadline_ns):
+        if wake_ns and wake_ns > self.now_ns and (deadline_ns is None or wake_ns < deadline_ns):
             deadline_ns = wake_ns
         if deadline_ns is None or self.now_ns < self._armed_ns <= deadline_ns:
             return
@@ -235,11 +232,6 @@ class Core:
             for segment in launch.segments
             if (request := open_requests.get(segment.request)) is not None
         )
-
-    def take_records(self) -> tuple[list[LaunchRecord], list[RequestRecord]]:
-        """Records since the last call, each once."""
-        finished, requests = self.trace.take()
-        return [launch.describe() for launch in finished], requests
 
     def stats(self) -> Stats:
         window = self.window

@@ -66,14 +66,14 @@ class Fairness:
 
     def fair_ns(self, request: Request, device_ns: int) -> int:
         """How long so much device time takes in a fair part of the device."""
-        return int(device_ns * self.shares / request.program.spec.share)
+        return int(device_ns * self.shares / request.spec.share)
 
     def enter(self, request: Request, now_ns: int, open_count: int) -> None:
         """Gives an admitted request its fair times; to be called before the window has it."""
         tenant = request.tenant
         self._let_go(now_ns)
         if not tenant.active_share:
-            tenant.active_share = request.program.spec.share
+            tenant.active_share = request.spec.share
             self.shares += tenant.active_share
         tenant.active_until_ns = 0
         request.begin_ns = self.begin_ns(tenant, now_ns)
@@ -104,7 +104,7 @@ class Fairness:
 
     def charge(self, request: Request, more_ns: int) -> None:
         """The request takes so much more device time than its tenant's finish reckons with."""
-        request.tenant.finish_ns += int(more_ns * self.shares / request.program.spec.share)
+        request.tenant.finish_ns += int(more_ns * self.shares / request.spec.share)
 
     def give_way(self, begin_ns: int, event: Submitted, lack: Lack) -> list[Request]:
         """Requests that begin late enough to give way to `event`, which begins at `begin_ns`; empty

@@ -4,16 +4,17 @@ NOTE. The papers evict degraded workers without a rule (O7, T6); this is ours (C
 logarithm of measured over predicted time of groups, of late: for each tenant over the launches it
 was in, for each signature over all. A tenant whose pace is `SLOW` above its signature's for
 `PATIENCE` launches in a row leaves the groups: its kernels share launches with its own requests
-only. After `ALONE_NS`, twice as long with each strike, it comes back on probation, and has a clean
-sheet once it has been in `PROBATION` launches without another strike. At most a quarter of the
-attached tenants is out at a time, so that a slow device does not take the groups apart.
+only. A slow launch with such a tenant in it is explained by the slowest one and held against nobody
+else: where more are slow than may be out, bad luck with partners would be enough. After `ALONE_NS`,
+twice as long with each strike, it comes back on probation, and has a clean sheet once it has been
+in `PROBATION` launches without another strike. At most a quarter of the attached tenants is out at
+a time, so that a slow device does not take the groups apart.
 
 A request that fails alone the second time is its tenant's failure, unless its input is to blame.
 After `FAILURES_ALONE` such in a row the tenant leaves the groups likewise; after `FAILURES_OUT` it
 is put out of service until it is attached anew. One request that completes clears the count.
 
-Limits. A tenant that is in almost every launch of its signature cannot be told from its partners,
-and two slow ones hide each other in part.
+Limits. A tenant that is in almost every launch of its signature cannot be told from its partners.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 from math import log2
 from typing import Final, final
 
-from coissue.scheduler.dispatch import Flight
+from coissue.scheduler.coalesce import Batch
 from coissue.scheduler.messages import SignatureId
 from coissue.scheduler.ports import MS
 from coissue.scheduler.window import Tenant, Window
@@ -70,24 +71,29 @@ class Health:
         #: Tenants out of the groups, by name.
         self.alone: dict[str, Tenant] = {}
 
-    def landed(self, flight: Flight, measured_ns: int, now_ns: int) -> None:
+    def landed(self, flight: Batch, measured_ns: int, now_ns: int) -> None:
         """A launch came back. Those of one member tell nothing of who slows others."""
         if self.alone:
             self._let_back(now_ns)
         if len(flight.members) < 2:
             return
-        signature = flight.launch.signature
-        ratio = max(measured_ns, 1) / max(flight.launch.predicted_ns, 1)
+        signature = flight.signature
+        ratio = max(measured_ns, 1) / max(flight.predicted_ns, 1)
         pace = min(max(log2(ratio), -CLIP), CLIP)
         usual = self._paces.get(signature, 0.0)
         self._paces[signature] = usual + NEWEST * (pace - usual)
-        for tenant in dict.fromkeys([kernel.request.tenant for kernel in flight.members]):
-            self._observe(tenant, pace - usual, now_ns)
+        records: dict[Tenant, Record] = {}
+        for kernel in flight.members:
+            tenant = kernel.request.tenant
+            if tenant.name not in self._records:
+                self._records[tenant.name] = Record()
+            records[tenant] = self._records[tenant.name]
+        slowest = max(record.pace for record in records.values())
+        for tenant, record in records.items():
+            if pace <= usual or slowest <= SLOW or record.pace == slowest:
+                self._observe(tenant, record, pace - usual, now_ns)
 
-    def _observe(self, tenant: Tenant, pace: float, now_ns: int) -> None:
-        record = self._records.get(tenant.name)
-        if record is None:
-            record = self._records[tenant.name] = Record()
+    def _observe(self, tenant: Tenant, record: Record, pace: float, now_ns: int) -> None:
         record.pace += NEWEST * (pace - record.pace)
         if record.probation:
             record.probation -= 1

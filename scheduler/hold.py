@@ -14,27 +14,26 @@ where groups form by themselves; without the bound in (c) it made groups smaller
 from __future__ import annotations
 
 from coissue.scheduler.ports import CoreLimits, CostView
-from coissue.scheduler.window import LATE, ReadyQueue, Window
+from coissue.scheduler.ready import LATE, ReadyQueue
+from coissue.scheduler.window import Window
 
 
 def hold(
     lead: ReadyQueue, window: Window, limits: CoreLimits, cost: CostView, now_ns: int
 ) -> ReadyQueue | None:
     """The queue to be launched instead of `lead` for now; None: launch the lead."""
-    feeder = _feeder(lead, window)
-    if feeder is None:
+    own = lead.live_count
+    feeder = _feeder(lead, window) if own < limits.segments else None
+    if feeder is None or own + feeder.live_count > limits.segments:
         return None
-    head, partner = lead.heap[0][3], feeder.heap[0][3]
-    own, more = min(lead.live_count, limits.segments), min(feeder.live_count, limits.segments)
-    if own + more > limits.segments:
-        return None
+    head, partner, more = lead.heap[0][3], feeder.heap[0][3], feeder.live_count
     sets = len(window.weights.get(lead.signature, ()))
 
-    def predict(queue: ReadyQueue, count: int, units: int) -> int:
-        return cost.predict_ns(queue.signature, units, count, min(count, sets))
+    def predict(queue: ReadyQueue, count: int, units: int, joins: bool = False) -> int:
+        return cost.predict_ns(queue.signature, units, count, min(count, sets), joins)
 
     apart_ns = predict(lead, own, own * head.units) + predict(lead, more, more * partner.units)
-    joined_ns = predict(lead, own + more, own * head.units + more * partner.units)
+    joined_ns = predict(lead, own + more, own * head.units + more * partner.units, joins=True)
     first_ns = predict(feeder, more, more * partner.units)
     since_ns = lead.held_since_ns or now_ns
     if (

@@ -55,7 +55,7 @@ def check_containers(core: Core) -> None:
 def check_producers(core: Core) -> None:
     """No kernel is past BLOCKED before all its producers are done."""
     for request in core.window.open.values():
-        for index, kernel in enumerate(request.program.spec.kernels):
+        for index, kernel in enumerate(request.spec.kernels):
             waits = sum(request.states[p] is not _S.DONE for p in set(kernel.producers))
             _require(waits == request.waiting[index], core, f"producers: count of {request.id}")
             blocked = request.states[index] is _S.BLOCKED
@@ -68,7 +68,7 @@ def check_batches(core: Core) -> None:
         launch = flight.launch
         _require(len(launch.segments) <= core.limits.segments, core, "batches: segment limit")
         for kernel, segment in zip(flight.members, launch.segments, strict=True):
-            spec = kernel.request.program.spec.kernels[kernel.index]
+            spec = kernel.request.spec.kernels[kernel.index]
             seen = segment.request, segment.kernel, segment.weights, launch.signature
             own = kernel.request.id, kernel.index, spec.weights, spec.signature
             _require(seen == own, core, f"batches: {seen} for {own}")
@@ -83,7 +83,7 @@ def check_bytes(core: Core) -> None:
 def check_quotas(core: Core) -> None:
     """In flight per tenant <= its quota. A smaller quota of a new version binds new requests."""
     for tenant in core.window.tenants.values():
-        limits = [request.program.spec.in_flight_limit for request in tenant.open.values()]
+        limits = [request.spec.in_flight_limit for request in tenant.open.values()]
         _require(len(limits) <= max(limits, default=0), core, f"quotas: {tenant.name}")
 
 

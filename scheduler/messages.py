@@ -207,6 +207,8 @@ class Launch(Command):
     #: Earlier than this is a bug of the scheduler; later is an expected outcome.
     earliest_ns: int
     latest_ns: int
+    #: Its members come from different launches: the device joins their inputs first.
+    joins: bool = False
 
 
 @dataclass(slots=True)

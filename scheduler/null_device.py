@@ -33,7 +33,8 @@ from coissue.scheduler.ports import CostView
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """Time of a launch = fixed + units * per_unit + (weight sets - 1) * per_set; learns nothing."""
+    """Time of a launch = fixed + units * per_unit + (weight sets - 1) * per_set, and units *
+    join_unit if it joins; learns nothing."""
 
     fixed_ns: int = 100_000
     unit_ns: int = 20_000
@@ -41,17 +42,26 @@ class LinearCost:
     set_ns: int = 10_000
     #: (fixed, per unit) of signatures that differ from the above.
     own: Mapping[SignatureId, tuple[int, int]] | None = None
+    join_unit_ns: int = 0
 
     def predict_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int
+        self, signature: SignatureId, units: int, segments: int, sets: int, joins: bool = False
     ) -> int:
         fixed_ns, unit_ns = self.fixed_ns, self.unit_ns
         if self.own is not None:
             fixed_ns, unit_ns = self.own.get(signature, (fixed_ns, unit_ns))
-        return fixed_ns + units * unit_ns + (weight_sets - 1) * self.set_ns
+        if joins:
+            unit_ns += self.join_unit_ns
+        return fixed_ns + units * unit_ns + (sets - 1) * self.set_ns
 
     def observe_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int, measured_ns: int
+        self,
+        signature: SignatureId,
+        units: int,
+        segments: int,
+        sets: int,
+        took_ns: int,
+        joins: bool,
     ) -> None:
         """Nothing to learn."""
 
@@ -88,9 +98,10 @@ class NullDevice:
         cost: CostView,
         rng: Random,
         model: DeviceModel,
-        slow_weights: Mapping[WeightsId, float] | None = None,
+        slow_weights: Mapping[WeightsId, tuple[float, int]] | None = None,
     ) -> None:
-        """`slow_weights`: how many times longer a launch takes with these weights in it."""
+        """`slow_weights`: how many times longer a launch takes with these weights in it, and until
+        when (0: always)."""
         self._cost = cost
         self._rng = rng
         self._model = model
@@ -160,9 +171,12 @@ class NullDevice:
         for segment in segments:
             units += segment.units
         weights = {segment.weights for segment in segments}
-        time_ns: float = self._cost.predict_ns(launch.signature, units, len(segments), len(weights))
+        time_ns: float = self._cost.predict_ns(
+            launch.signature, units, len(segments), len(weights), launch.joins
+        )
         if self._slow_weights:
-            time_ns *= max(self._slow_weights.get(own, 1.0) for own in weights)
+            slow = [self._slow_weights.get(own, (1.0, 0)) for own in weights]
+            time_ns *= max(f if not until or self._at_ns < until else 1.0 for f, until in slow)
         if self._rng.random() < model.slow_rate:
             time_ns *= model.slow_factor
         if model.ratios:

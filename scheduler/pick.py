@@ -13,8 +13,9 @@ from __future__ import annotations
 from heapq import nsmallest
 from typing import Final
 
+from coissue.scheduler.coalesce import place
 from coissue.scheduler.ports import CoreLimits, CostView
-from coissue.scheduler.window import LATE, Kernel, Ready, ReadyQueue
+from coissue.scheduler.ready import LATE, Kernel, Ready, ReadyQueue
 
 #: Queues weighed against the lead, and kernels looked at in each.
 RIVALS: Final = 3
@@ -24,12 +25,14 @@ GROUP_LOOKS: Final = 8
 def pick(ready: Ready, now_ns: int) -> ReadyQueue | None:
     """The queue whose head leads; None: nothing may be launched."""
     lead: Kernel | None = None
-    for priority, level in enumerate(ready.levels):
+    levels = ready.levels
+    for priority in ready.used:
+        level = levels[priority]
         if not level or (lead is not None and level[0][0] >= now_ns):
             continue  # nothing there is overdue
         while level and (queue := ready.top(priority)) is not None:
             kernel = queue.heap[0][3]
-            if priority != LATE and is_lost(kernel, now_ns):
+            if kernel.latest_ns < now_ns and priority != LATE and is_lost(kernel, now_ns):
                 ready.demote(queue)
                 continue
             if lead is None or (priority != LATE and _leads(kernel, lead, now_ns)):
@@ -67,9 +70,9 @@ def resolve(
     still can afterwards. Nobody is weighed where nobody is spoiled.
     """
     kernel = lead.heap[0][3]
-    own_ns = kernel.done_by_ns - kernel.latest_ns
     if kernel.request.first_launch_ns or is_overdue(kernel, now_ns):
         return lead
+    own_ns = kernel.done_by_ns - kernel.latest_ns
     rivals = _spoiled(lead, ready, now_ns, now_ns + own_ns)
     if not rivals:
         return lead
@@ -93,24 +96,11 @@ def resolve(
 def _spoiled(lead: ReadyQueue, ready: Ready, now_ns: int, end_ns: int) -> list[ReadyQueue]:
     """Other queues whose heads can be met now, but not once `end_ns` has come."""
     found: list[ReadyQueue] = []
-    for level in ready.levels[:LATE]:
-        if not level or level[0][0] >= end_ns:
-            continue
-        places = [0]
-        for _ in range(2 * RIVALS):
-            if not places or len(found) >= RIVALS:
+    for queue in ready.heads_before(end_ns, 2 * RIVALS):
+        if queue is not lead and now_ns <= queue.heap[0][3].latest_ns < end_ns:
+            found.append(queue)
+            if len(found) == RIVALS:
                 break
-            place = places.pop()
-            if place >= len(level) or level[place][0] >= end_ns:
-                continue
-            queue = level[place][2]
-            if (
-                queue is not lead
-                and ready.is_head(level[place])
-                and now_ns <= queue.heap[0][3].latest_ns < end_ns
-            ):
-                found.append(queue)
-            places += (2 * place + 2, 2 * place + 1)
     return found
 
 
@@ -118,13 +108,15 @@ def _weigh(queue: ReadyQueue, limits: CoreLimits, cost: CostView, now_ns: int) -
     """(members done in time, predicted time) of a group of the most urgent of the queue."""
     entries = nsmallest(GROUP_LOOKS, [entry for entry in queue.heap if entry[3].live])
     members = [entries[0][3]]
+    joins = False
     took_ns = cost.predict_ns(queue.signature, members[0].units, 1, 1)
     done_by_ns = members[0].done_by_ns
     for entry in entries[1:] if not queue.alone else ():
         kernel = entry[3]
         units = sum(member.units for member in members) + kernel.units
         sets = len({member.weights for member in members} | {kernel.weights})
-        joined_ns = cost.predict_ns(queue.signature, units, len(members) + 1, sets)
+        joins = joins or place(kernel) != place(members[0])
+        joined_ns = cost.predict_ns(queue.signature, units, len(members) + 1, sets, joins)
         by_ns = min(done_by_ns, kernel.done_by_ns)
         if joined_ns <= limits.preemption_bound_ns and now_ns + joined_ns <= by_ns:
             members.append(kernel)

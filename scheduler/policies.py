@@ -8,65 +8,64 @@ dynamic batcher per model). Only `space_time` reads deadlines, shares and priori
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from itertools import islice
 from random import Random
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from coissue.scheduler.coalesce import Batch, coalesce
 from coissue.scheduler.hold import hold
 from coissue.scheduler.pick import pick, resolve
 from coissue.scheduler.ports import MS, CoreLimits, CostView
-from coissue.scheduler.window import Kernel, Request, Tenant, Window
+from coissue.scheduler.ready import Kernel
+from coissue.scheduler.window import Request, Tenant, Window
 
 
-class Policy(Protocol):
+class Policy(ABC):
+    """What the core asks for batches; the defaults are those of most baselines."""
+
     #: False: may leave a slot free while something is ready.
-    work_conserving: bool
+    work_conserving = False
     #: True: fair shares decide who competes (see fairness).
-    is_fair: bool
+    is_fair = False
     #: When to be asked again even if nothing happens; 0: never.
-    wake_ns: int
-
-    def choose(self, window: Window, now_ns: int) -> Batch | None:
-        """The next batch, READY -> BATCHED; None: nothing to launch now."""
-
-
-@final
-class SpaceTime:
-    """Least slack leads; equal kernels of all tenants join."""
-
-    work_conserving = True
-    is_fair = True
     wake_ns = 0
 
     def __init__(self, limits: CoreLimits, cost: CostView, rng: Random) -> None:
         self._limits = limits
         self._cost = cost
+        #: How often a tenant was served in turn.
+        self._turn = 0
 
+    @abstractmethod
     def choose(self, window: Window, now_ns: int) -> Batch | None:
-        lead = pick(window.ready, now_ns)
-        if lead is None:
-            return None
-        lead = resolve(lead, window.ready, self._limits, self._cost, now_ns)
-        if self._limits.hold_ns:
-            lead = hold(lead, window, self._limits, self._cost, now_ns) or lead
-        return coalesce(lead, window.ready, self._limits, self._cost, now_ns)
+        """The next batch, READY -> BATCHED; None: nothing to launch now."""
 
 
 @final
-class TimeOnly:
+class SpaceTime(Policy):
+    """Least slack leads; equal kernels of all tenants join."""
+
+    work_conserving = True
+    is_fair = True
+
+    def choose(self, window: Window, now_ns: int) -> Batch | None:
+        ready, limits, cost = window.ready, self._limits, self._cost
+        lead = pick(ready, now_ns)
+        if lead is None:
+            return None
+        lead = resolve(lead, ready, limits, cost, now_ns)
+        if limits.hold_ns:
+            lead = hold(lead, window, limits, cost, now_ns) or lead
+        return coalesce(lead, ready, limits, cost, now_ns)
+
+
+@final
+class TimeOnly(Policy):
     """One request at a time, all its kernels in order; tenants in turn, each first come first."""
 
-    work_conserving = False
-    is_fair = False
-    wake_ns = 0
-
-    def __init__(self, limits: CoreLimits, cost: CostView, rng: Random) -> None:
-        self._cost = cost
-        #: The request being served; ended or stuck ones are replaced.
-        self._current: Request | None = None
-        self._turn = 0
+    #: The request being served; ended or stuck ones are replaced.
+    _current: Request | None = None
 
     def choose(self, window: Window, now_ns: int) -> Batch | None:
         current = self._current
@@ -93,15 +92,10 @@ class TimeOnly:
 
 
 @final
-class Fifo:
+class Fifo(Policy):
     """Requests in order of arrival, each with all its kernels in order, one launch at a time."""
 
     work_conserving = True
-    is_fair = False
-    wake_ns = 0
-
-    def __init__(self, limits: CoreLimits, cost: CostView, rng: Random) -> None:
-        self._cost = cost
 
     def choose(self, window: Window, now_ns: int) -> Batch | None:
         for request in window.open.values():
@@ -113,19 +107,11 @@ class Fifo:
 
 
 @final
-class SpaceOnly:
+class SpaceOnly(Policy):
     """A stream per tenant: its requests in order, one kernel at a time, beside those of the others.
 
     As many streams run at a time as there are slots; tenants take turns for a free one.
     """
-
-    work_conserving = False
-    is_fair = False
-    wake_ns = 0
-
-    def __init__(self, limits: CoreLimits, cost: CostView, rng: Random) -> None:
-        self._cost = cost
-        self._turn = 0
 
     def choose(self, window: Window, now_ns: int) -> Batch | None:
         best: tuple[int, Tenant, Kernel] | None = None
@@ -147,7 +133,7 @@ class SpaceOnly:
 
 
 @final
-class BatchPerModel:
+class BatchPerModel(Policy):
     """A dynamic batcher per model, as Triton Inference Server has it (T1 with arrivals).
 
     Requests of one tenant are gathered until there are `BATCH_MAX` or the oldest has waited for
@@ -155,18 +141,14 @@ class BatchPerModel:
     slot. Whole batches are served in the order in which they were due.
     """
 
-    work_conserving = False
-    is_fair = False
     BATCH_MAX: Final = 32
     DELAY_NS: Final = 2 * MS
 
     def __init__(self, limits: CoreLimits, cost: CostView, rng: Random) -> None:
-        self._cost = cost
+        super().__init__(limits, cost, rng)
         self._most = min(self.BATCH_MAX, limits.segments)
         #: The batches that run, each the requests of one tenant.
         self._running: list[list[Request]] = []
-        #: When the next batch is due; 0: none waits.
-        self.wake_ns = 0
 
     def choose(self, window: Window, now_ns: int) -> Batch | None:
         self._running = [
@@ -236,7 +218,7 @@ def _first_ready(request: Request) -> Kernel | None:
     return min(kernels, key=lambda kernel: kernel.index, default=None)
 
 
-POLICIES: Final[dict[str, Callable[[CoreLimits, CostView, Random], Policy]]] = {
+POLICIES: Final[dict[str, type[Policy]]] = {
     "space_time": SpaceTime,
     "time_only": TimeOnly,
     "space_only": SpaceOnly,

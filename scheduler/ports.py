@@ -42,14 +42,23 @@ class CostView(Protocol):
     """Predicted device time, asked by the core; corrected by what was measured."""
 
     def predict_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int
+        self, signature: SignatureId, units: int, segments: int, sets: int, joins: bool = False
     ) -> int:
-        """Time of one launch; must not fall when any argument grows."""
+        """Time of one launch with so many weight sets; must not fall when any argument grows.
+
+        `joins`: its segments do not travel together so far, so their inputs must be joined first.
+        """
 
     def observe_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int, measured_ns: int
+        self,
+        signature: SignatureId,
+        units: int,
+        segments: int,
+        sets: int,
+        took_ns: int,
+        joins: bool,
     ) -> None:
-        """A launch of this size took `measured_ns`."""
+        """A launch of this size took so long."""
 
 
 class InvariantViolation(Exception):

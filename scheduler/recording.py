@@ -19,23 +19,18 @@ from typing import Final, cast, final
 
 from coissue.scheduler import messages
 from coissue.scheduler.core import Core
-from coissue.scheduler.messages import (
-    Attached,
-    Command,
-    Event,
-    SignatureId,
-)
+from coissue.scheduler.messages import Attached, Command, Event, SignatureId
 from coissue.scheduler.plain import PlainError, from_plain, to_plain
 from coissue.scheduler.ports import CoreLimits, CostView
 
-VERSION: Final = 1
+VERSION: Final = 2
 _EVENTS: Final = {
     name: kind
     for name, kind in vars(messages).items()
     if isinstance(kind, type) and issubclass(kind, Event)
 }
-#: (signature, units, segments, weight sets).
-_Question = tuple[int, int, int, int]
+#: (signature, units, segments, weight sets, whether it joins).
+_Question = tuple[int, int, int, int, int]
 
 
 class ReplayError(Exception):
@@ -68,10 +63,10 @@ class Recorder:
         write(json.dumps(head | {"limits": to_plain(limits)}) + "\n")
 
     def predict_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int
+        self, signature: SignatureId, units: int, segments: int, sets: int, joins: bool = False
     ) -> int:
-        question = (signature, units, segments, weight_sets)
-        answer_ns = self._cost.predict_ns(*question)
+        question = (signature, units, segments, sets, int(joins))
+        answer_ns = self._cost.predict_ns(signature, units, segments, sets, joins)
         if self._known.get(question) != answer_ns:
             self._known[question] = answer_ns
             self._changes.append([self._calls, *question, answer_ns])
@@ -79,9 +74,15 @@ class Recorder:
         return answer_ns
 
     def observe_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int, measured_ns: int
+        self,
+        signature: SignatureId,
+        units: int,
+        segments: int,
+        sets: int,
+        took_ns: int,
+        joins: bool,
     ) -> None:
-        self._cost.observe_ns(signature, units, segments, weight_sets, measured_ns)
+        self._cost.observe_ns(signature, units, segments, sets, took_ns, joins)
 
     def record(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
         """One turn, after it."""
@@ -149,19 +150,25 @@ class _Told:
         self._calls, self._changes = 0, turn.predicted[::-1]
 
     def predict_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int
+        self, signature: SignatureId, units: int, segments: int, sets: int, joins: bool = False
     ) -> int:
         if self._changes and self._changes[-1][0] == self._calls:
             _, *question, answer_ns = self._changes.pop()
             self._known[cast(_Question, tuple(question))] = answer_ns
         self._calls += 1
-        asked = (signature, units, segments, weight_sets)
+        asked = (signature, units, segments, sets, int(joins))
         if asked not in self._known:
             raise ReplayError(f"asked for a prediction that was not made: {asked}")
         return self._known[asked]
 
     def observe_ns(
-        self, signature: SignatureId, units: int, segments: int, weight_sets: int, measured_ns: int
+        self,
+        signature: SignatureId,
+        units: int,
+        segments: int,
+        sets: int,
+        took_ns: int,
+        joins: bool,
     ) -> None:
         """What was learned shows in the answers."""
 

@@ -27,7 +27,7 @@ from coissue.scheduler.messages import (
 )
 from coissue.scheduler.ports import CostView, InvariantViolation
 from coissue.scheduler.states import END_STATE, REQUEST_EDGES, KernelState, RequestState
-from coissue.scheduler.trace import Finished, RequestRecord, Trace
+from coissue.scheduler.trace import RequestRecord, Trace
 from coissue.scheduler.window import Request, Tenant, Window
 
 DONE, FAILED, CANCELLED = KernelState.DONE, KernelState.FAILED, KernelState.CANCELLED
@@ -71,31 +71,33 @@ class Retire:
         flight = self._dispatch.land(event.launch)
         if flight is None:
             return
-        launch = flight.launch
+        now_ns, measured_ns = self.now_ns, event.measured_ns
+        units, members = flight.units, flight.members
         self._cost.observe_ns(
-            launch.signature, flight.units, len(flight.members), flight.weight_sets,
-            event.measured_ns,
+            flight.signature, units, len(members), len(flight.weights) or 1, measured_ns,
+            flight.launch.joins,
         )  # fmt: skip
-        self._health.landed(flight, event.measured_ns, self.now_ns)
-        self.longest_ns = max(self.longest_ns, event.measured_ns)
-        self.trace.add_launch(Finished(flight, self.now_ns, ""))
+        self._health.landed(flight, measured_ns, now_ns)
+        if measured_ns > self.longest_ns:
+            self.longest_ns = measured_ns
+        self.trace.add_launch(flight, now_ns, "")
         # Without units (no rows, no tokens) the members share evenly.
-        per_unit = event.measured_ns / (flight.units or len(flight.members))
-        for kernel in flight.members:
-            request = kernel.request
-            own_ns = int(per_unit * (kernel.units if flight.units else 1))
+        per_unit = measured_ns / (units or len(members))
+        for kernel in members:
+            request, index, part = kernel.request, kernel.index, kernel.part
+            own_ns = int(per_unit * (kernel.units if units else 1))
             request.device_ns += own_ns
             self._fairness.charge(request, own_ns - kernel.charge_ns)
-            request.last_done_ns = self.now_ns
+            request.last_done_ns = now_ns
             request.in_flight -= 1
             if request.cuts:
-                request.cuts.discard(kernel.index)
+                request.cuts.discard(index)
             if request.state is not RUNNING:
-                self._return_late(request, kernel.index)
-            elif kernel.part is None or kernel.part[1] == request.rows:
-                self._advance(request, kernel.index)
+                self._return_late(request, index)
+            elif part is None or part[1] == request.rows:
+                self._advance(request, index)
             else:
-                self._go_on(request, kernel.index, kernel.part[1])
+                self._go_on(request, index, part[1])
 
     def _advance(self, request: Request, index: int) -> None:
         """The kernel is done: what waited for it becomes ready, or the request has ended."""
@@ -105,8 +107,8 @@ class Retire:
             self.end(request, COMPLETED)
         waiting = request.waiting
         for successor in request.program.successors[index]:
-            waiting[successor] -= 1
-            if not waiting[successor]:
+            waiting[successor] = count = waiting[successor] - 1
+            if not count:
                 self._window.ready.push(request, successor)
 
     def _go_on(self, request: Request, index: int, rows_done: int) -> None:
@@ -127,7 +129,7 @@ class Retire:
         flight = self._dispatch.land(event.launch)
         if flight is None:
             return
-        self.trace.add_launch(Finished(flight, self.now_ns, event.message))
+        self.trace.add_launch(flight, self.now_ns, event.message)
         for kernel in flight.members:
             request, index = kernel.request, kernel.index
             request.in_flight -= 1
@@ -157,7 +159,7 @@ class Retire:
     def lost(self, message: str) -> None:
         """The device is gone: requests with anything on it fail, the others keep their place."""
         for flight in self._dispatch.lose_all():
-            self.trace.add_launch(Finished(flight, self.now_ns, message))
+            self.trace.add_launch(flight, self.now_ns, message)
             for kernel in flight.members:
                 kernel.request.in_flight -= 1
                 kernel.request.states[kernel.index] = FAILED

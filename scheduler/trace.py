@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, final
 
-from coissue.scheduler.dispatch import Flight
+from coissue.scheduler.coalesce import Batch
 from coissue.scheduler.messages import (
     KernelIndex,
     LaunchId,
@@ -51,21 +51,15 @@ class RequestRecord(NamedTuple):
     reason: Reason | None
 
 
-class Finished(NamedTuple):
-    """A launch that came back, or was lost."""
-
-    flight: Flight
-    end_ns: int
-    failure: str
-
-    def describe(self) -> LaunchRecord:
-        launch = self.flight.launch
-        members = zip(self.flight.members, launch.segments, strict=True)
-        return LaunchRecord(
-            launch.launch, launch.signature, self.flight.at_ns, self.end_ns, launch.predicted_ns,
-            tuple([(k.request.tenant.name, s.request, s.kernel, s.units) for k, s in members]),
-            self.failure,
-        )  # fmt: skip
+def describe(flight: Batch) -> LaunchRecord:
+    """Of a launch that came back, or was lost."""
+    launch = flight.launch
+    members = zip(flight.members, launch.segments, strict=True)
+    return LaunchRecord(
+        launch.launch, launch.signature, launch.earliest_ns, flight.end_ns, launch.predicted_ns,
+        tuple([(k.request.tenant.name, s.request, s.kernel, s.units) for k, s in members]),
+        flight.failure,
+    )  # fmt: skip
 
 
 @final
@@ -76,14 +70,15 @@ class Trace:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._launches: list[Finished] = []
+        self._launches: list[Batch] = []
         self._requests: list[RequestRecord] = []
         #: Records not kept because nobody took the earlier ones; never reset.
         self.dropped_count = 0
 
-    def add_launch(self, launch: Finished) -> None:
+    def add_launch(self, flight: Batch, end_ns: int, failure: str) -> None:
+        flight.end_ns, flight.failure = end_ns, failure
         if len(self._launches) < self._limit:
-            self._launches.append(launch)
+            self._launches.append(flight)
         else:
             self.dropped_count += 1
 
@@ -93,7 +88,7 @@ class Trace:
         else:
             self.dropped_count += 1
 
-    def take(self) -> tuple[list[Finished], list[RequestRecord]]:
+    def take(self) -> tuple[list[Batch], list[RequestRecord]]:
         taken = self._launches, self._requests
         self._launches, self._requests = [], []
         return taken

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
 
 #: Tools that a test may skip for want of, unless COISSUE_REQUIRE names them (as CI does).
 TOOLS = {"cxx": ("g++", "clang++"), "prometheus": ("prometheus",), "wrk": ("wrk",)}
@@ -35,6 +38,14 @@ def _no_thread_left_behind(request):
     left = [t.name for t in threading.enumerate() if t.name.startswith("coissue")]
     if left and "serve" not in request.node.path.parts:
         pytest.fail(f"left running: {left}")
+
+
+def pytest_configure():
+    """Tests of a compiled module that is older than its source would say nothing."""
+    compiled = {path.name.split(".")[0]: path for path in ROOT.glob("scheduler/*.so")}
+    for name, path in compiled.items():
+        if path.stat().st_mtime < (ROOT / f"scheduler/{name}.py").stat().st_mtime:
+            pytest.exit(f"scheduler/{name}.py changed since it was compiled: run `make setup`", 4)
 
 
 def pytest_addoption(parser):

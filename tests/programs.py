@@ -314,7 +314,30 @@ def batch_statistics() -> Model:
     return b.build(y=b.linear(y, 3), sorted=b.op("cumsum", b.op("flip", y, dims=(0,)), dim=0))
 
 
+def turned_weights() -> Model:
+    """Weights that are read through views: turned, cut and spread ones."""
+    b = Builder("turned", tokens_limit=0)
+    x, wide = b.input("x", R, 6), b.weight(6, 12)
+    turned = b.op("permute", b.weight(6, 6), dims=(1, 0))
+    part = b.op("slice", wide, dim=1, start=3, stop=9, step=1)
+    y = b.op("matmul", x, turned)
+    z = b.op("linear", b.op("relu", y), part, ABSENT, layout="kn")
+    gain = b.op("select", b.op("permute", wide, dims=(1, 0)), dim=0, index=1)
+    z = b.op("layer_norm", z, gain, gain, axes=1, eps=1e-5)
+    scaled = b.op("mul", turned, b.op("expand", b.op("reshape", gain, out=(6, 1)), out=(6, 6)))
+    return b.build(y=y, z=b.op("linear", z, scaled, ABSENT, layout="nk"))
+
+
+def gram() -> Model:
+    """Products of a request's rows with each other: run request by request."""
+    b = Builder("gram", tokens_limit=0)
+    y = b.linear(b.input("x", R, 6), 6)
+    pairs = b.op("matmul", y, b.op("permute", b.linear(y, 6), dims=(1, 0)))
+    return b.build(y=b.op("matmul", pairs, b.linear(y, 5)))
+
+
 MODELS = {
-    "mlp": mlp, "bert": bert, "bert_mean": lambda: bert(pool="mean"), "gpt": gpt, "cnn": cnn,
-    "lstm": lstm, "gru": lambda: lstm(False, "gru"), "dlrm": dlrm, "statistics": batch_statistics,
+    "mlp": mlp, "turned": turned_weights, "gram": gram, "bert": bert,
+    "bert_mean": lambda: bert(pool="mean"), "gpt": gpt, "cnn": cnn, "lstm": lstm,
+    "gru": lambda: lstm(False, "gru"), "dlrm": dlrm, "statistics": batch_statistics,
 }  # fmt: skip

@@ -4,7 +4,8 @@ The server forks a supervisor for each job, and that forks the child that runs t
 a session of its own, so that signals to its process group reach nobody else. A supervisor adopts
 whatever its descendants leave behind (`PR_SET_CHILD_SUBREAPER`), also what made itself a session,
 and ends it; the server does so for its supervisors. All die with their parent. What tenant code may
-still do, being of the same user, is kill any of these by its pid: whoever asked tries again once.
+still do, being of the same user, is kill any of these by its pid: whoever asked tries again once,
+one after the other.
 """
 
 from __future__ import annotations
@@ -132,8 +133,15 @@ def _watch(child: int, output: int, seconds: float) -> str:
                 os.write(2, b"\ncapture: the rest of what it prints is left out\n")
             left = max(0, left - len(data))
         if ended in ready and (output not in ready or not left):
-            return f"ended: {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}"
+            return _say_end(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         if time.monotonic() >= until:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return f"took longer than {seconds:.0f} s"
+
+
+def _say_end(code: int) -> str:
+    """Why a child that gave no answer ended; `code` as of `os.waitstatus_to_exitcode`."""
+    if code < 0:
+        return f"was ended by signal {-code} ({signal.strsignal(-code)})"
+    return f"ended early: the model's code left the process with status {code}"

@@ -107,6 +107,12 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
+def printable(text: str) -> str:
+    """`text` as JSON and UTF-8 carry it. What comes from a tenant's code may hold halves of
+    surrogate pairs, of which Python makes file names that are not UTF-8: they become escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 class TenantInfo(msgspec.Struct, frozen=True, dict=True):
     """What a replica must know of a tenant; `reason` says why it is not ready."""
 
@@ -126,6 +132,10 @@ class TenantInfo(msgspec.Struct, frozen=True, dict=True):
     reason: str = ""
     #: Its `HandlerSettings` as JSON: they change in the same step as the version. Empty: none.
     handler: str = ""
+
+    def __post_init__(self) -> None:
+        # All tenants travel in one message: none may be the one that cannot be written.
+        msgspec.structs.force_setattr(self, "reason", printable(self.reason))
 
     @cached_property
     def sizes(self) -> dict[Any, tuple[int, int]]:

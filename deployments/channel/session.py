@@ -58,6 +58,7 @@ from coissue.deployments.channel.frames import (
     Welcome,
 )
 from coissue.deployments.channel.link import Link
+from coissue.scheduler.window import PRIORITIES
 
 if TYPE_CHECKING:
     from coissue.deployments.channel.server import ChannelServer
@@ -66,7 +67,6 @@ log = logging.getLogger(__name__)
 
 _PEER: Final = struct.Struct("3i")  # pid, uid, gid
 _ASKS: Final = 8
-_PRIORITY_LIMIT: Final = 16
 
 
 class SubmitRequest(msgspec.Struct, frozen=True):
@@ -244,10 +244,8 @@ class Session(Link):
             raise InferError(STALE, f"version {message.version}, allowed: {info.version}")
         if message.budget_ns is not None and message.budget_ns < 0:
             raise InferError(MALFORMED, f"budget_ns: {message.budget_ns}, allowed: 0 or more")
-        if not 0 <= message.priority <= _PRIORITY_LIMIT:
-            raise InferError(
-                MALFORMED, f"priority: {message.priority}, allowed: 0 to {_PRIORITY_LIMIT}"
-            )
+        if not 0 <= message.priority <= PRIORITIES:
+            raise InferError(MALFORMED, f"priority: {message.priority}, allowed: 0 to {PRIORITIES}")
         if len(self._pending) >= limits.open_requests:
             raise InferError("window_full", f"open requests: {len(self._pending)} are the limit")
         rows, tokens = check_types(info, [(ref.dtype, ref.shape) for ref in message.inputs])

@@ -69,7 +69,7 @@ class MeasuredCosts:
         try:
             stored = json.loads(path.read_text())
             table.load(path, stored["device"])
-            self._names = list(stored["points"])
+            self._names = list(dict.fromkeys(size[0] for size in stored["points"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: not a cost table: {error!r}") from None
         self.costs = Costs(table, learns=False)

@@ -181,7 +181,8 @@ class HttpApp:
         self, info: TenantInfo, headers: HeaderMap, given: bytes, arrived_ns: int
     ) -> Answer:
         due = _due(info, _slo_header(headers), arrived_ns)
-        if headers.get(b"content-type", b"").startswith(b"application/octet-stream"):
+        kind = headers.get(b"content-type", b"").partition(b";")[0]
+        if kind.strip().lower() == b"application/octet-stream":
             inputs = plain.parse_raw(info, given)
             return due.keep(plain.format_raw(await self._run(info, inputs, due, 0)))
         handler = self.settings.handler_of(info)

@@ -18,7 +18,7 @@ import numpy as np
 from coissue.deployments.channel.checking import show
 from coissue.deployments.http import tensors
 from coissue.deployments.http.errors import JSON, RAW, Answer, Headers, explain, malformed
-from coissue.scheduler.window import PRIORITIES
+from coissue.scheduler.ready import PRIORITIES
 
 if TYPE_CHECKING:
     from coissue.deployments.channel.frames import PortInfo, TenantInfo

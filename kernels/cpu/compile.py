@@ -214,7 +214,9 @@ class _Builder:
             made = fn(*((0, 0) if sized else ()), *(env[slot] for slot in ins))
             if op.name == "opaque":
                 _check_declared(op, map(self.packing, op.outputs), made, 0, 0)
-            _put(env, outs, made)
+            # Exact blocks were tried with operands as torch lays them out, not with views.
+            own = tuple(map(exact.settled, _parts(made))) if self._kernel.exact else made
+            _put(env, outs, own)
 
         self._fill_once(ins, outs, fill)
 

@@ -195,7 +195,7 @@ class CpuDevice:
         frames = [(_make_frame(order[a:b]), order[a:b]) for a, b in bounds]
         for frame, own in frames:
             for place, (slot, packing) in enumerate(plan.inputs):
-                frame.env[slot] = _gather(own, place, packing)
+                frame.env[slot] = gather(own, place, packing)
             for step, kills in plan.steps:
                 step(frame)
                 for slot in kills:
@@ -265,7 +265,7 @@ def _make_frame(order: Sequence[DeviceSegment]) -> Frame:
     return frame
 
 
-def _gather(order: Sequence[DeviceSegment], place: int, packing: Packing) -> Any:
+def gather(order: Sequence[DeviceSegment], place: int, packing: Packing) -> Any:
     """The launch's value of an input: in place if its parts are neighbours, else joined."""
     if not packing.is_packed:
         return [s.buffers[s.kernel.inputs[place]] for s in order]

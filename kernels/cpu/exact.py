@@ -273,11 +273,11 @@ class Section:
 def _piece(value: Any, packing: Packing, span: Span, rows: int) -> Any:
     """The span's part of a value, in memory of its own unless it is aligned already."""
     if not packing.is_packed:
-        return [_settled(value[span.segment])]
+        return [settled(value[span.segment])]
     start = packing.entries(span.row, span.token)
     own = value[start : start + packing.entries(span.rows, span.tokens)]
     if rows == span.rows:
-        return _settled(own)
+        return settled(own)
     return _filled_up(own, packing.entries(1, span.length), rows - span.rows)
 
 
@@ -294,7 +294,14 @@ def _joined(packing: Packing, pieces: list[Any]) -> Any:
     return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
-def _settled(x: Tensor) -> Tensor:
-    if x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
+def settled(x: Tensor) -> Tensor:
+    """`x` as torch itself would lay it out: a call may take another way for any other strides, also
+    along axes of one element, and for other alignments."""
+    stride = 1
+    for extent, own in zip(reversed(x.shape), reversed(x.stride()), strict=True):
+        if own != stride:
+            return x.clone(memory_format=torch.contiguous_format)
+        stride *= max(extent, 1)
+    if x.data_ptr() % ALIGNMENT:
+        return x.clone(memory_format=torch.contiguous_format)
+    return x

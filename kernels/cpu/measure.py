@@ -1,9 +1,13 @@
-"""Measures a kernel's launches for the cost table, in pieces short enough to serve in between."""
+"""Measures a kernel's launches for the cost table, in pieces short enough to serve in between.
+
+Launches are timed with inputs that lie together, as those of requests that travel together do; what
+it takes to join inputs that do not is timed apart from that: it needs no weights, and little time.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,6 +21,7 @@ from coissue.kernels.cpu.device import (
     DeviceSegment,
     Slice,
     WeightSet,
+    gather,
 )
 from coissue.kernels.cpu.frame import Packing
 from coissue.kernels.lowered import Lowered
@@ -26,12 +31,15 @@ from coissue.kernels.optable.base import KINDS
 #: does only adds time, and what it does all the time is corrected for while serving.
 REPEATS = 5
 #: Changes whenever points are chosen or timed differently: older stored points are not read.
-GRID = 2
+GRID = 3
 UNITS = (1, 8, 64, 256)
 SEGMENTS = (1, 8)
 WEIGHT_SETS = (1, 4)
+#: Segments that a join is measured for: two numbers, for what each further segment costs.
+JOINED = (2, 8)
 #: Other tenants' weights are played by copies up to this size, beyond it by the same weights.
 TWIN_BYTES_LIMIT = 1 << 26
+_Run = Callable[[Sequence[DeviceSegment]], None]
 
 
 def measure(
@@ -63,10 +71,17 @@ def measure(
                     and number * table.predict_ns(signature, total, 1, 1) > bound_ns
                 ):
                     break
-                chosen = [sets[i % number] for i in range(count)]
-                done, ns = _time_ns(device, lowered, kernel_index, chosen, total)
+                chosen = [sets[i * number // count] for i in range(count)]
+                done, ns = _time_ns(device.run, lowered, kernel_index, chosen, total)
                 table.record(signature, done, count, number, ns)
                 yield
+    for count in JOINED:
+        for total in (total for total in units if total >= count):
+            if table.predict_ns(signature, total, 1, 1) > bound_ns:
+                break
+            done, ns = _time_ns(_join, lowered, kernel_index, [bound] * count, total)
+            table.record(signature, done, count, 1, ns, joins=True)
+            yield
     for twin in sets[1:]:
         for weight in twin.weights.weights:
             device.store.drop_stacks(weight.digest)
@@ -85,7 +100,7 @@ def _twins(bound: BoundKernel, count: int) -> list[BoundKernel]:
 
 
 def _time_ns(
-    device: CpuDevice, lowered: Lowered, index: int, chosen: Sequence[BoundKernel], units: int
+    run: _Run, lowered: Lowered, index: int, chosen: Sequence[BoundKernel], units: int
 ) -> tuple[int, int]:
     """Units done, and the least time of `REPEATS` launches of about `units` over `chosen`."""
     per_token = lowered.kernels[index].per_token
@@ -101,7 +116,7 @@ def _time_ns(
             pairs = zip(chosen, inputs, strict=True)
             launched = [DeviceSegment(bound, rows, tokens, dict(own)) for bound, own in pairs]
             start_ns = time.perf_counter_ns()
-            device.run(launched)
+            run(launched)
             times.append(time.perf_counter_ns() - start_ns)
         return min(times[1:])
 
@@ -110,6 +125,12 @@ def _time_ns(
     except (IndexError, RuntimeError):  # a lookup among one entry, where only 0 is in range
         ns = launch(0)
     return len(chosen) * rows * (tokens if per_token else 1), ns
+
+
+def _join(segments: Sequence[DeviceSegment]) -> None:
+    """Joins their inputs, as a launch would if they were not neighbours."""
+    for place, (_, packing) in enumerate(segments[0].kernel.plan.inputs):
+        gather(segments[::-1], place, packing)
 
 
 def _together(

@@ -4,8 +4,9 @@
 
 Slow and failed launches, lost plans, a device lost and back, clients gone at any moment, bursts of
 one tenant, clock jumps, slow tenants; afterwards all must drain within the bound of
-`coissue.scheduler.simulation.engine.drain_bound_ns`. A seed that fails is stored with its scenario
-in tests/sim/seeds/ and so becomes a test; commit the file with the repair.
+`coissue.scheduler.simulation.engine.drain_bound_ns`. Every `STRAGGLERS_EVERY`th seed is
+besides a longer run with slow tenants, judged by `stragglers`. A seed that fails is stored with its
+scenario in tests/sim/seeds/ and so becomes a test; commit the file with the repair.
 """
 
 from __future__ import annotations
@@ -28,14 +29,20 @@ from coissue.scheduler.simulation import Report, simulate
 from load_tests import results
 from load_tests.demo.data import ROOT
 from load_tests.sim.drawn import draw_scenario
+from load_tests.sim.stragglers import draw_stragglers, judge
 
 SEEDS = ROOT / "tests" / "sim" / "seeds"
+STRAGGLERS_EVERY = 8
+#: How errors begin that `judge` found.
+STRAGGLERS = "stragglers"
 
 
 def run_seed(seed: int) -> tuple[int, str, Counter[str]]:
     """The seed, what broke (empty: nothing), and what it saw."""
     try:
-        return seed, "", count(simulate(draw_scenario(seed), seed))
+        seen = count(simulate(draw_scenario(seed), seed))
+        wrong = judge(draw_stragglers(seed), seed) if seed % STRAGGLERS_EVERY == 0 else []
+        return seed, "".join(f"{STRAGGLERS}: {story}\n" for story in wrong), seen
     except Exception:
         return seed, traceback.format_exc(limit=-3), Counter()
 
@@ -52,7 +59,8 @@ def store(seed: int, error: str, folder: Path = SEEDS) -> Path:
     """Keeps the whole scenario, as the next draw from this seed may be another one."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"seed-{seed}.json"
-    scenario = to_plain(draw_scenario(seed))
+    draw = draw_stragglers if error.startswith(STRAGGLERS) else draw_scenario
+    scenario = to_plain(draw(seed))
     document = {"seed": seed, "error": error.splitlines()[-1], "scenario": scenario}
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path

@@ -107,7 +107,7 @@ def find_ratios(run: RecordedRun, cost: CostView) -> tuple[float, ...]:
 def predict(launch: Launch, cost: CostView) -> int:
     units = sum(segment.units for segment in launch.segments)
     sets = len({segment.weights for segment in launch.segments})
-    return cost.predict_ns(launch.signature, units, len(launch.segments), sets)
+    return cost.predict_ns(launch.signature, units, len(launch.segments), sets, launch.joins)
 
 
 def make_scenario(run: RecordedRun, known: RecordedRun, cost: CostView) -> Scenario:

@@ -47,7 +47,7 @@ from coissue.scheduler.simulation.arrivals import draw_requests, make_request
 from coissue.scheduler.simulation.cluster import Placement
 from coissue.scheduler.simulation.report import BINS, DeviceReport, Report, TenantReport
 from coissue.scheduler.simulation.scenario import Scenario, SimTenant
-from coissue.scheduler.trace import RequestRecord
+from coissue.scheduler.trace import RequestRecord, describe
 
 #: A lost plan is compiled for, and a lost device gone for.
 COMPILE_NS: Final = 5 * MS
@@ -104,7 +104,8 @@ class _Node:
     """One device with its scheduler."""
 
     __slots__ = (
-        "awaited", "core", "deaf_until_ns", "device", "inbox", "open_count", "report", "turn_count",
+        "alone", "awaited", "core", "deaf_until_ns", "device", "inbox", "open_count", "report",
+        "turn_count",
     )  # fmt: skip
 
     def __init__(self, core: Core, device: NullDevice, report: DeviceReport) -> None:
@@ -120,6 +121,7 @@ class _Node:
         #: Requests sent to it that have no outcome.
         self.open_count = 0
         self.turn_count = 0
+        self.alone: tuple[str, ...] = ()
 
 
 #: (time, sequence, where to (None: a tenant's next request), what). A number instead of an event
@@ -335,6 +337,9 @@ class _Run:
             # Others (Free, Load, and what is to come) ask nothing of a device without memory.
         if device.version != node.awaited:
             self._await(node)
+        if (alone := tuple(core.health.alone)) != node.alone:
+            node.alone = alone
+            self._report.alone.append((now_ns, alone))
         node.turn_count += 1
         if self._scenario.check:
             core.check()
@@ -355,8 +360,7 @@ class _Run:
     def _count(self, node: _Node) -> None:
         finished, requests = node.core.trace.take()
         own, report = node.report, self._report
-        for landed in finished:
-            flight = landed.flight
+        for flight in finished:
             own.launch_count += 1
             own.segment_count += len(flight.members)
             if len(flight.members) > 1:
@@ -367,8 +371,8 @@ class _Run:
         for record in requests:
             self._count_request(record)
         if self._scenario.check:
-            for landed in finished:
-                self._digest.update(repr(landed.describe()).encode())
+            for flight in finished:
+                self._digest.update(repr(describe(flight)).encode())
             self._digest.update(repr(requests).encode())
 
     def _count_request(self, record: RequestRecord) -> None:
@@ -407,14 +411,14 @@ class _Run:
             raise InvariantViolation("drain", f"over at {now_ns} ns, not by {bound_ns} ns")
 
 
-def find_slow_weights(scenario: Scenario) -> dict[WeightsId, float]:
+def find_slow_weights(scenario: Scenario) -> dict[WeightsId, tuple[float, int]]:
     """Those of slow tenants; weights that are shared are as fast as the fastest tenant."""
-    slow: dict[WeightsId, float] = {}
+    slow: dict[WeightsId, tuple[float, int]] = {}
     for tenant in scenario.tenants:
+        own = tenant.slowdown, tenant.slow_until_ns
         for kernel in tenant.spec.kernels:
-            known = slow.get(kernel.weights, tenant.slowdown)
-            slow[kernel.weights] = min(known, tenant.slowdown)
-    return {weights: factor for weights, factor in slow.items() if factor != 1}
+            slow[kernel.weights] = min(slow.get(kernel.weights, own), own)
+    return {weights: own for weights, own in slow.items() if own[0] != 1}
 
 
 def _open_count(node: _Node) -> int:

@@ -73,6 +73,8 @@ class Report:
     #: By time of submission: requests asked, and those of them that were good.
     asked_bins: list[int] = field(default_factory=lambda: [0] * BINS)
     good_bins: list[int] = field(default_factory=lambda: [0] * BINS)
+    #: (when, who): tenants out of a device's groups, whenever that changed.
+    alone: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     #: Tells two runs apart; only when the scenario has `check`.
     digest: str = ""
 

@@ -55,6 +55,8 @@ class SimTenant:
     bytes_needed: int = 0
     #: Launches with its weights in them take this many times longer than the core was told.
     slowdown: float = 1.0
+    #: Until then; 0: always.
+    slow_until_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,12 @@ def test_wheel_holds_every_tracked_module(wheel):
     assert packed == expected
 
 
+def test_wheel_holds_the_compiled_core(wheel, tool):
+    tool("cxx")
+    packed = {name.split(".")[0] for name in zipfile.ZipFile(wheel).namelist() if ".so" in name}
+    assert {"coissue/scheduler/core", "coissue/scheduler/pick", "coissue_core__mypyc"} <= packed
+
+
 def test_wheel_imports_from_a_clean_environment(wheel, tmp_path):
     clean = tmp_path / "clean"
     venv.create(clean, with_pip=False, system_site_packages=False)

@@ -28,6 +28,15 @@ def hangs(pid_file=None):
         time.sleep(60)
 
 
+def fails_at_a_name_that_is_not_utf8():
+    path = os.fsdecode(b"/models/gew\xe4hlt.pt")
+    raise ValueError(f"no weights at {path}")
+
+
+def leaves():
+    sys.exit()
+
+
 def kills_its_group():
     os.killpg(0, signal.SIGTERM)
     time.sleep(60)  # in the middle of its capture when the signal comes

@@ -68,6 +68,23 @@ def draw(sample, axes, rows, tokens):
     return torch.randint(0, int(sample.max()) + 1, shape, dtype=sample.dtype)
 
 
+def draw_inputs(name):
+    """`draw(rows, tokens, seed)` gives a model's inputs, as arrays by name."""
+    source = load_source(settings(name, **MODELS[name][0]))
+
+    def drawn(rows, tokens, seed):
+        torch.manual_seed(seed)
+        found = {
+            key: draw(sample, source.dynamic[key], rows, tokens)
+            for key, sample in source.samples.items()
+        }
+        if "attention_mask" in found:
+            found["attention_mask"][:, 0] = 1
+        return {key: tensor.numpy() for key, tensor in found.items()}
+
+    return drawn
+
+
 def compare_at(artifact, source, rows, tokens):
     torch.manual_seed(rows * 100 + tokens)
     inputs = {

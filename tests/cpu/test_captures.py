@@ -83,6 +83,16 @@ def test_tenants_that_hang_do_not_keep_the_others_waiting(tmp_path):
     )
 
 
+def test_reasons_can_be_written_and_say_who_ended_it(tmp_path):
+    odd = tenant("odd", "fails_at_a_name_that_is_not_utf8")
+    found = run(tmp_path, odd, tenant("leaves", "leaves"))
+    assert "no weights at /models/gew\\udce4hlt.pt" in found["odd"]
+    found["odd"].encode()
+    assert found["leaves"] == (
+        "capture ended early: the model's code left the process with status 0"
+    )
+
+
 def test_neighbours_that_kill_leave_things_behind_or_print_without_end(tmp_path, capfd):
     """Signals to one's own process group reach nobody else, a daemon ends with its capture, and the
     log keeps the beginning of what is printed."""
@@ -92,7 +102,12 @@ def test_neighbours_that_kill_leave_things_behind_or_print_without_end(tmp_path,
         tenant("noisy", "prints", num_bytes=100 << 20),
         tenant("parent", "leaves_a_daemon", pid_file=str(daemon)),
     )  # fmt: skip
-    assert found == {"killer": "capture ended: -15", "good": "ok", "noisy": "ok", "parent": "ok"}
+    assert found == {
+        "killer": "capture was ended by signal 15 (Terminated)",
+        "good": "ok",
+        "noisy": "ok",
+        "parent": "ok",
+    }
     assert is_gone(daemon)
     printed = capfd.readouterr().err
     assert "the beginning\nxxx" in printed

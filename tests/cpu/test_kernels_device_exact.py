@@ -136,20 +136,9 @@ def test_programs_keep_their_bits_in_any_company(name, device, data):
 @pytest.mark.parametrize("name", [name for name in capturing.MODELS if name != "mobilenet"])
 def test_captured_models_keep_their_bits_in_any_company(name, device):
     artifact = capturing.captured(name)
-    source = capturing.load_source(capturing.settings(name, **capturing.MODELS[name][0]))
+    draw = capturing.draw_inputs(name)
     tenants = attached(device, artifact.program, artifact.weights, exact_rig.lower_exact)
     sizes = [(1, 3), (4, 9), (1, 3), (16, 2), (3, 9), (7, 1)]
-
-    def draw(rows, tokens, seed):
-        torch.manual_seed(seed)
-        found = {
-            key: capturing.draw(sample, source.dynamic[key], rows, tokens)
-            for key, sample in source.samples.items()
-        }
-        if "attention_mask" in found:
-            found["attention_mask"][:, 0] = 1
-        return {key: tensor.numpy() for key, tensor in found.items()}
-
     if not artifact.program.tokens_limit:
         sizes = [(rows, 0) for rows, _ in sizes]
     check_everything(tenants, draw, sizes, [0, 1, 0, 1, 1, 0], seed=3)
@@ -285,8 +274,10 @@ def test_exact_kernels_share_no_launch_with_others():
         assert exact_rig.lower_exact_whole(program).kernels[0].exact
 
 
-def test_blocks_of_a_gemm_agree_here(device):
-    """What the cost of exact mode rests on: without it every row would be a call of its own."""
+def test_blocks_of_a_gemm_agree_here(tmp_path):
+    """What the cost of exact mode rests on: without it every row would be a call of its own. (With
+    weights that are computed it is, where torch's `linear` has another way for one row.)"""
+    device = CpuDevice(threads=1, memory_bytes=1 << 28, cache_dir=tmp_path)
     model = programs.mlp()
     device_rig.Tenant(device, model.program, model.weights, exact_rig.lower_exact)
     gemms = [sizes for key, sizes in device.blocks._known.items() if key.startswith("('linear'")]

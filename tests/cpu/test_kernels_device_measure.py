@@ -8,7 +8,8 @@ import programs
 import pytest
 
 from coissue.kernels.cost_table import CostTable
-from coissue.kernels.cpu.measure import measure
+from coissue.kernels.cpu.device import gather
+from coissue.kernels.cpu.measure import _time_ns, measure
 from coissue.kernels.ir import R, T
 from coissue.kernels.passes.pipeline import lower
 
@@ -24,6 +25,9 @@ def test_every_kernel_can_be_measured_on_a_grid(name, device):
         predicted = [table.predict_ns(kernel.signature, units, 2, 2) for units in (1, 20, 1000)]
         assert predicted == sorted(predicted)
         assert predicted[0] > 0
+        joined = [table.predict_ns(kernel.signature, units, 2, 2, True) for units in (1, 20, 1000)]
+        assert joined == sorted(joined)
+        assert all(more > less for more, less in zip(joined, predicted, strict=True))
     tenant.detach()
     assert device.bytes_held == 0 < held
 
@@ -53,6 +57,31 @@ def test_weight_sets_are_measured_not_guessed(device):
         pass
     signature = tenant.lowered.kernels[0].signature
     assert set(table._entries[signature].points) == {1, 4}
+
+
+def test_a_join_copies_what_lies_apart(device):
+    """Of the first kernel's input: 2 and 8 requests of 8 rows in all, timed without a launch."""
+    model = programs.mlp()
+    tenant = device_rig.Tenant(device, model.program, model.weights, lower)
+    table = CostTable()
+    for _ in measure(device, table, tenant.lowered, 0, units=(8,), segments=(1,)):
+        pass
+    signature = tenant.lowered.kernels[0].signature
+    assert {count: set(of) for count, of in table._entries[signature].joins[1].items()} == {
+        2: {8}, 8: {8},
+    }  # fmt: skip
+    copied: list[int] = []
+
+    def watch(segments):
+        place = tenant.kernels[0].inputs[0]
+        before = segments[0].buffers[place].tensor
+        packing = segments[0].kernel.plan.inputs[0][1]
+        assert gather(segments, 0, packing).data_ptr() == before.data_ptr()
+        assert gather(segments[::-1], 0, packing).data_ptr() != before.data_ptr()
+        copied.append(len(segments))
+
+    _time_ns(watch, tenant.lowered, 0, [tenant.kernels[0]] * 2, 8)
+    assert set(copied) == {2}
 
 
 def test_points_beyond_the_bound_are_left_out(device):

@@ -10,7 +10,6 @@ import numpy as np
 import programs
 import pytest
 import test_capture_models as capturing
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -33,25 +32,9 @@ def device(tmp_path_factory):
     return CpuDevice(threads=1, memory_bytes=1 << 29, cache_dir=tmp_path_factory.mktemp("cache"))
 
 
-def draw_captured(name):
-    source = capturing.load_source(capturing.settings(name, **capturing.MODELS[name][0]))
-
-    def draw(rows, tokens, seed):
-        torch.manual_seed(seed)
-        found = {
-            key: capturing.draw(sample, source.dynamic[key], rows, tokens)
-            for key, sample in source.samples.items()
-        }
-        if "attention_mask" in found:
-            found["attention_mask"][:, 0] = 1
-        return {key: tensor.numpy() for key, tensor in found.items()}
-
-    return draw
-
-
 @pytest.mark.parametrize("name", [name for name in capturing.MODELS if name != "mobilenet"])
 def test_captured_models_in_parts_equal_the_whole(name, device):
-    artifact, draw = capturing.captured(name), draw_captured(name)
+    artifact, draw = capturing.captured(name), capturing.draw_inputs(name)
     tokens = 5 if artifact.program.tokens_limit else 0
     inputs = draw(7, tokens, 0)
     for lowering in (lower, exact_rig.lower_exact):

@@ -26,6 +26,7 @@ from coissue.scheduler.messages import (
 )
 from coissue.scheduler.null_device import LinearCost
 from coissue.scheduler.ports import CoreLimits
+from coissue.scheduler.trace import LaunchRecord, RequestRecord, describe
 
 #: A launch of n units with one set of weights takes 100 + 10 n.
 COST = LinearCost(100, 10, 0)
@@ -75,6 +76,12 @@ class Bench:
         took_ns = launch.predicted_ns if after_ns is None else after_ns
         self.now_ns += took_ns
         return self.send(LaunchDone(self.now_ns, launch.launch, took_ns))
+
+
+def take_records(core: Core) -> tuple[list[LaunchRecord], list[RequestRecord]]:
+    """Records since the last call, each once."""
+    flights, requests = core.trace.take()
+    return [describe(flight) for flight in flights], requests
 
 
 def launches(commands: list[Command]) -> list[Launch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -195,3 +196,13 @@ def test_tensors_start_aligned_in_the_frame():
     data = frame(message, tensors)
     at = data.index(np.full(2, 7.0).tobytes())
     assert at % ALIGN == 0
+
+
+def test_a_reason_that_no_text_can_hold_does_not_keep_the_directory_from_being_sent():
+    """What Python makes of a file name that is not UTF-8, in the message of a tenant's error."""
+    reason = "no weights at /models/gew\udce4hlt.pt"
+    told = TenantInfo("bad", 1, "failed", reason=reason)
+    for info in (told, msgspec.structs.replace(TenantInfo("bad", 1, "loading"), reason=reason)):
+        assert info.reason == "no weights at /models/gew\\udce4hlt.pt"
+        message = Directory((TenantInfo("good", 1, "ready"), info))
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Directory) == message

@@ -47,9 +47,13 @@ def test_unknown_signature_has_an_answer():
 )
 def test_it_never_falls_when_an_argument_grows(points, small, more):
     table = table_of(*points)
+    for units, segments, _, ns in points:
+        table.record("s", units, segments, 1, ns // 2, joins=True)
     table.observe_ns("s", 3, 1, 1, 12345)
     large = tuple(a + b for a, b in zip(small, more, strict=True))
     assert table.predict_ns("s", *small) <= table.predict_ns("s", *large)
+    joined = [table.predict_ns("s", *size, joins=True) for size in (small, large)]
+    assert table.predict_ns("s", *small) <= joined[0] <= joined[1]
 
 
 def test_a_lasting_change_is_followed_and_an_outlier_is_not():
@@ -70,10 +74,36 @@ def test_error_is_exported_per_signature():
 
 def test_points_are_kept_by_device(tmp_path):
     path = tmp_path / "deep" / "costs.json"
-    table_of((10, 8, 4, 100), (20, 8, 4, 300)).save(path, "this")
+    table = table_of((10, 8, 4, 100), (20, 8, 4, 300))
+    table.record("s", 20, 8, 1, 50, joins=True)
+    table.save(path, "this")
     again = CostTable()
     assert not again.load(path, "other")
     assert "s" not in again
     assert again.load(path, "this")
     assert again.predict_ns("s", 20, 8, 4) == 300
+    assert again.predict_ns("s", 20, 8, 4, joins=True) == 350
     assert not CostTable().load(tmp_path / "missing.json", "this")
+
+
+def test_joining_comes_on_top_and_rises_with_units_and_segments():
+    table = table_of((8, 1, 1, 100), (64, 1, 1, 660))
+    assert table.predict_ns("s", 8, 2, 1, joins=True) == table.predict_ns("s", 8, 2, 1)
+    for units, segments, ns in ((8, 2, 10), (64, 2, 80), (64, 8, 110)):
+        table.record("s", units, segments, 1, ns, joins=True)
+    more = [
+        table.predict_ns("s", units, segments, sets, joins=True)
+        - table.predict_ns("s", units, segments, sets)
+        for units, segments, sets in ((8, 2, 1), (36, 2, 2), (64, 2, 2), (64, 5, 1), (64, 20, 1))
+    ]
+    assert more == [10, 45, 80, 95, 170]
+
+
+def test_what_a_join_costs_is_no_error_of_the_table():
+    """Launches that take as long as predicted with their joins leave all predictions alone."""
+    table = table_of((8, 1, 1, 1000), (8, 2, 1, 1100))
+    table.record("s", 8, 2, 1, 500, joins=True)
+    for _ in range(100):
+        table.observe_ns("s", 8, 2, 1, 1600, joins=True)
+    assert table.predict_ns("s", 8, 1, 1) == 1000
+    assert table.errors()["s"] == (0, 100)

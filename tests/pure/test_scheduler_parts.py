@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pure.scheduler_fakes import Bench, ended, kernel, launched, launches, tenant
 
@@ -87,6 +87,7 @@ def test_a_cancelled_request_leaves_with_its_part():
     assert bench.land(launches(first)[0]) == [Free(1)]
 
 
+@settings(deadline=None)
 @given(rows=st.integers(1, 200), bound=st.integers(50, 3_000), tokens=st.integers(0, 5))
 def test_parts_cover_all_rows_once_and_keep_the_bound(rows, bound, tokens):
     per_token = tokens > 0

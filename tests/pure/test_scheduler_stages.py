@@ -15,12 +15,15 @@ from scheduler_fakes import (
     tenant,
 )
 
-from coissue.scheduler.admission import BUCKETS, WIDTH_NS, Backlog
+from coissue.scheduler.admission import BUCKETS, HORIZON_NS, WIDTH_NS, Backlog
 from coissue.scheduler.messages import (
+    Attached,
     Complete,
+    Detached,
     LaunchDone,
     LaunchId,
     Outcome,
+    PolicyChosen,
     Reason,
     RequestId,
     SignatureId,
@@ -28,9 +31,10 @@ from coissue.scheduler.messages import (
     Woke,
 )
 from coissue.scheduler.null_device import LinearCost
-from coissue.scheduler.program import GROUP, Program
+from coissue.scheduler.program import GROUP, Program, parts_of
+from coissue.scheduler.ready import LATE, Ready
 from coissue.scheduler.states import KERNEL_EDGES, REQUEST_EDGES, render_diagram
-from coissue.scheduler.window import LATE, Ready, Request, Tenant
+from coissue.scheduler.window import Request, Tenant
 
 
 def rejected(commands) -> list[tuple[int, Reason]]:
@@ -111,12 +115,23 @@ def test_without_admission_only_limits_reject():
 def test_caution_rises_with_misses_and_falls_with_hits():
     bench = Bench(tenant("a", *chain(7)))
     caution = lambda: bench.core.window.tenants["a"].caution  # noqa: E731
-    (launch,) = launches(bench.send(bench.submit(1, deadline_ns=500)))
-    bench.land(launch, after_ns=700)
+    (first,) = launches(bench.send(bench.submit(1)))
+    bench.send(bench.submit(2, deadline_ns=bench.now_ns + 230))  # 110 of 120 spare ns are waited
+    (launch,) = launches(bench.land(first))
+    bench.land(launch, after_ns=121)
     assert caution() == 1100
-    (launch,) = launches(bench.send(bench.submit(2)))
+    (launch,) = launches(bench.send(bench.submit(3)))
     bench.land(launch)
     assert caution() == 1099
+
+
+def test_a_miss_that_much_more_caution_would_have_let_in_does_not_raise_it():
+    bench = Bench(tenant("a", *chain(7)))
+    (first,) = launches(bench.send(bench.submit(1)))
+    bench.send(bench.submit(2, deadline_ns=bench.now_ns + 300))  # 110 of 190
+    (launch,) = launches(bench.land(first))
+    bench.land(launch, after_ns=200)
+    assert bench.core.window.tenants["a"].caution == 1000
 
 
 def test_priorities_are_clamped():
@@ -129,13 +144,14 @@ def test_the_backlog_agrees_with_a_plain_sum():
     """Against a list of (priority, deadline bucket, work), over several turns of the ring."""
     rng = Random(3)
     backlog, plain, now_ns = Backlog(), [], 0
-    program = Program(tenant("a", kernel(7)), 10**9)
+    spec = tenant("a", kernel(7))
+    program = Program(parts_of(spec), 10**9)
     for step in range(3000):
         now_ns += rng.randrange(WIDTH_NS)
         deadline_ns = now_ns + rng.randrange(BUCKETS // 2 * WIDTH_NS)
         event = Submitted(now_ns, RequestId(step), "a", 1, 0, deadline_ns, 0, 0)
         profile = program.profile(1, 0, now_ns, LinearCost(100, 10, 0), {})
-        request = Request(event, Tenant("a"), program, profile, rng.randint(1, 3))
+        request = Request(event, Tenant(spec), program, profile, rng.randint(1, 3))
         request.charges = [rng.randrange(1000)]
         backlog.add(request, now_ns)
         plain.append((request.priority, deadline_ns // WIDTH_NS, request))
@@ -151,8 +167,27 @@ def test_the_backlog_agrees_with_a_plain_sum():
     assert backlog.total_ns == sum(item[2].charges[0] for item in plain)
 
 
+def test_work_that_is_due_far_later_is_never_taken_for_urgent_however_long_it_waits():
+    """The ring of deadlines turns every `BUCKETS` of them; who waits for a turn stays as far."""
+    bench = Bench(tenant("a", *chain(7)))
+    backlog, far_ns = bench.core.admission.backlog, 100 * HORIZON_NS
+    bench.send(bench.submit(1, deadline_ns=far_ns), bench.submit(2, deadline_ns=far_ns))
+    bench.core.handle(bench.submit(3, deadline_ns=far_ns))  # waits behind the launch
+    assert backlog.total_ns > 0
+    for now_ns in range(1, 3 * HORIZON_NS, WIDTH_NS // 2):
+        assert backlog.ahead_ns(1, now_ns + 5 * WIDTH_NS, now_ns) == 0
+    assert backlog.ahead_ns(1, now_ns + 2 * HORIZON_NS, now_ns) == backlog.total_ns
+
+
+def test_caution_learned_under_one_policy_does_not_count_under_another():
+    bench = Bench(tenant("a", *chain(7)))
+    bench.core.window.tenants["a"].caution = 3000
+    bench.send(PolicyChosen(bench.now_ns, "fifo"))
+    assert bench.core.window.tenants["a"].caution == 1000
+
+
 def test_profiles_are_never_optimistic_about_sizes_between():
-    program = Program(tenant("a", kernel(7, per_token=True)), 10**9)
+    program = Program(parts_of(tenant("a", kernel(7, per_token=True))), 10**9)
     cost = LinearCost(100, 10, 0)
     for tokens in range(1, 400):
         profile = program.profile(1, tokens, 0, cost, {})
@@ -163,10 +198,26 @@ def test_profiles_are_never_optimistic_about_sizes_between():
     assert later.own_ns == [290]
 
 
+def test_tenants_that_differ_in_weights_share_a_program_and_its_predictions():
+    """Also how many weights share a launch is predicted anew whenever a version comes or goes."""
+    bench = Bench(*[tenant(name, *chain(1, 2, weights=i)) for i, name in enumerate("abc")])
+    window = bench.core.window
+    assert len(window.programs) == 1
+    bench.send(*[bench.submit(id, name) for id, name in enumerate("aabc")])
+    first, *others = [request.profile for request in window.open.values()]
+    assert all(profile is first for profile in others)
+    bench.send(Attached(1, tenant("c", *chain(1, weights=2))))
+    assert [program.users for program in window.programs.values()] == [2, 1]
+    bench.send(bench.submit(9, "a"))
+    assert window.open[RequestId(9)].profile is not first
+    bench.send(*[Detached(1, name) for name in "abc"])
+    assert window.programs == {}
+
+
 def test_slack_counts_the_longest_path():
     diamond = kernel(1), kernel(2, 0, 0), kernel(3, 0, 0), kernel(4, 0, 1, 2)
     cost = LinearCost(100, 0, 0, own={SignatureId(3): (700, 0)})
-    profile = Program(tenant("a", *diamond), 10**9).profile(1, 0, 0, cost, {})
+    profile = Program(parts_of(tenant("a", *diamond)), 10**9).profile(1, 0, 0, cost, {})
     assert profile.tail_ns == [900, 200, 800, 100]
     assert profile.path_ns == 900
 
@@ -208,13 +259,14 @@ def test_ready_against_a_plain_list():
     """Random pushes, takes and withdrawals: the head is always the least of what is there."""
     rng = Random(5)
     ready, plain = Ready(), {}
-    program = Program(tenant("a", *[kernel(s) for s in range(6)]), 10**9)
+    spec = tenant("a", *[kernel(s) for s in range(6)])
+    program = Program(parts_of(spec), 10**9)
     profile = program.profile(1, 0, 0, LinearCost(100, 10, 0), {})
     for step in range(4000):
         choice = rng.random()
         if choice < 0.4:
             event = Submitted(step, RequestId(step), "a", 1, 0, rng.randrange(10**6), 0, 0)
-            request = Request(event, Tenant("a"), program, profile, rng.randint(1, 3))
+            request = Request(event, Tenant(spec), program, profile, rng.randint(1, 3))
             for index in rng.sample(range(6), rng.randint(1, 6)):
                 ready.push(request, index)
             plain[step] = request

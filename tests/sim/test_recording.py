@@ -14,21 +14,7 @@ from coissue.scheduler.policies import POLICIES
 from coissue.scheduler.ports import InvariantViolation
 from coissue.scheduler.recording import Recorder, ReplayError, replay
 from coissue.scheduler.simulation import Scenario, simulate
-from load_tests.sim.drawn import draw_scenario
-
-
-class LearningCost:
-    """Corrects itself by what it observes, as the measured table does."""
-
-    def __init__(self) -> None:
-        self._base = LinearCost(50_000, 10_000, 5000)
-        self._factor = 1.0
-
-    def predict_ns(self, *size: int) -> int:
-        return int(self._base.predict_ns(*size) * self._factor)
-
-    def observe_ns(self, *seen: int) -> None:
-        self._factor += 0.1 * (seen[-1] / self._base.predict_ns(*seen[:-1]) - self._factor)
+from load_tests.sim.drawn import LearningCost, draw_scenario
 
 
 def record(scenario: Scenario, seed: int) -> list[str]:
@@ -100,7 +86,7 @@ def test_a_turn_that_broke_the_core_breaks_its_replay(monkeypatch):
         ["not json"],
         ["{}"],
         ['{"coissue_recording": 99, "policy": "space_time", "seed": 0, "limits": {}}'],
-        ['{"coissue_recording": 1, "policy": "space_time", "seed": 0, "limits": {"windw": 3}}'],
+        ['{"coissue_recording": 2, "policy": "space_time", "seed": 0, "limits": {"windw": 3}}'],
     ],
 )
 def test_what_is_no_recording_is_refused(lines):
