@@ -72,7 +72,7 @@ def test_a_warm_cache_is_adopted_at_attach(tmp_path, forges, monkeypatch):
     first = forges()
     attach(make_device(tmp_path, first))
     first.wait()
-    monkeypatch.setattr(native.subprocess, "Popen", None)  # no child is started
+    monkeypatch.setattr(native.Forge, "_build", None)  # nothing is built
     model, rig = attach(make_device(tmp_path, forges()))
     assert count_choices(rig) > 0
     for turn in range(stitched.TRIALS + 1):

@@ -1,4 +1,4 @@
-"""Every op that can be stitched, as generated code through the device: what the interpreter says."""
+"""Every op that can be stitched, as generated code through the device: as the interpreter says."""
 
 from __future__ import annotations
 
