@@ -58,7 +58,7 @@ from coissue.deployments.channel.frames import (
     Welcome,
 )
 from coissue.deployments.channel.link import Link
-from coissue.scheduler.window import PRIORITIES
+from coissue.scheduler.ready import PRIORITIES
 
 if TYPE_CHECKING:
     from coissue.deployments.channel.server import ChannelServer
