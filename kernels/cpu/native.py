@@ -187,8 +187,10 @@ def work_folder(folder: Path, pid: int) -> Path:
 
 
 def _first_error(text: str) -> str:
+    """Without the place in a source that nobody has."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line), lines[0] if lines else "")
+    found = next((line for line in lines if "error" in line), lines[0] if lines else "")
+    return found[max(found.find("error:"), 0) :]
 
 
 @cache

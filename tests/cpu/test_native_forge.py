@@ -88,6 +88,7 @@ def test_what_is_damaged_is_built_again(tmp_path, forges, pattern, damage):
     files = list((tmp_path / "native").glob(pattern))
     assert files
     for file in files:
+        file.unlink()  # the old one may be mapped into this process
         file.write_bytes(damage)
     second = forges()
     model, rig = attach(make_device(tmp_path, second), name="cnn")
