@@ -352,6 +352,8 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
     """With all it started; and takes its exit status, so that no zombie is left."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
+    for pipe in filter(None, (child.stdin, child.stdout, child.stderr)):
+        pipe.close()
     child.wait()
 
 

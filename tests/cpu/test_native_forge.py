@@ -162,8 +162,8 @@ def test_a_child_that_is_killed_leaves_the_op_table(tmp_path, forges, caplog, mo
         started.set()
         return child
 
-    monkeypatch.setattr(native.subprocess, "Popen", popen)
     forge = forges()
+    monkeypatch.setattr(native.subprocess, "Popen", popen)
     with caplog.at_level(logging.WARNING):
         model, rig = attach(make_device(tmp_path, forge), name="cnn")
         assert started.wait(20)
