@@ -34,8 +34,7 @@ def test_the_compiled_core_gives_the_same_commands_as_its_source(tmp_path):
         "from coissue.scheduler import core\n"
         "assert core.__file__.startswith(sys.argv[1]) and core.__file__.endswith('.py')\n"
         "from coissue.scheduler.simulation import simulate\n"
-        "from load_tests.demo.data import ROOT
-from load_tests.sim.drawn import draw_scenario\n"
+        "from load_tests.sim.drawn import draw_scenario\n"
         f"print(*[simulate(draw_scenario(seed), seed).digest for seed in {SEEDS!r}])\n"
     )
     run = subprocess.run(
