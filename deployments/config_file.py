@@ -100,14 +100,11 @@ Packages = str | list[str] | dict[str, Any] | None
 #: Checked here, because what Ray does not take lets Serve try again for ever.
 RuntimeEnv = _level(
     "RuntimeEnv",
-    "java_jars worker_process_setup_hook",
+    "java_jars worker_process_setup_hook py_executable image_uri container",
     env_vars=(dict[str, str], {}),
     working_dir=(str | None, None),
     py_modules=(list[str] | None, None),
-    py_executable=(str | None, None),
     excludes=(list[str] | None, None),
-    image_uri=(str | None, None),
-    container=(dict[str, Any] | None, None),
     pip=(Packages, None),
     uv=(Packages, None),
     conda=(Packages, None),

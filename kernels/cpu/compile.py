@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -292,25 +293,10 @@ class _Builder:
         fn, sized = self._resolve(op, packed=False)
         packings = [None if v == ABSENT else self.packing(v) for v in op.inputs]
         out_packings = [self.packing(v) for v in op.outputs]
-        outs = self._outs(op)
-
-        def step(frame: Frame) -> None:
-            env, made = frame.env, []
-            for i, length in enumerate(frame.lengths):
-                rows = frame.row_bounds[i + 1] - frame.row_bounds[i]
-                args = [
-                    None if p is None else frame.part(p, env[slot], i)
-                    for slot, p in zip(ins, packings, strict=True)
-                ]
-                one = fn(rows, length, *args) if sized else fn(*args)
-                if op.name == "opaque":
-                    _check_declared(op, out_packings, one, rows, length)
-                made.append(_parts(one))
-            columns = zip(*made, strict=True)
-            for slot, packing, parts in zip(outs, out_packings, columns, strict=True):
-                env[slot] = pack(packing, parts) if packing.is_packed else list(parts)
-
-        return step
+        reads = list(zip(ins, packings, strict=True))
+        writes = list(zip(self._outs(op), out_packings, strict=True))
+        check = partial(_check_declared, op, out_packings) if op.name == "opaque" else None
+        return _call_each(fn, reads, writes, check, sized=sized)
 
     def _from_store(self, op: Op) -> bool:
         """Whether weight and bias are weights of the program, not computed from them."""
@@ -434,6 +420,27 @@ def _call(fn: Any, ins: tuple[int, ...], outs: tuple[int, ...], sized: bool = Fa
 
         def step(frame: Frame) -> None:
             frame.env[out] = fn(frame.env[left], frame.env[right])
+
+    return step
+
+
+def _call_each(
+    fn: Any, reads: Sequence[tuple[int, Packing | None]], writes: Sequence[tuple[int, Packing]],
+    check: Callable[[Any, int, int], None] | None, *, sized: bool,
+) -> Step:  # fmt: skip
+    """The step that calls `fn` per request, on its part of each input; slots with packings."""
+
+    def step(frame: Frame) -> None:
+        env, made = frame.env, []
+        for i, length in enumerate(frame.lengths):
+            rows = frame.row_bounds[i + 1] - frame.row_bounds[i]
+            args = [None if p is None else frame.part(p, env[slot], i) for slot, p in reads]
+            one = fn(rows, length, *args) if sized else fn(*args)
+            if check is not None:
+                check(one, rows, length)
+            made.append(_parts(one))
+        for (slot, packing), parts in zip(writes, zip(*made, strict=True), strict=True):
+            env[slot] = pack(packing, parts) if packing.is_packed else list(parts)
 
     return step
 

@@ -340,8 +340,8 @@ class Forge:
         if self._closed:
             return Build(())
         if child.returncode:
-            lines = said.decode(errors="replace").strip().splitlines()
-            raise NativeError(f"building gave {child.returncode}: {lines[-1] if lines else ''}")
+            *_, last = ["", *said.decode(errors="replace").strip().splitlines()]
+            raise NativeError(f"building gave {child.returncode}: {last}".rstrip(": "))
         build = msgspec.json.decode(answer, type=Build)
         if not build.failures:
             write_build(self._folder / f"{key}.json", build)
