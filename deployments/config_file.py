@@ -317,6 +317,7 @@ def find_missing(config: dict[str, Any], settings: AppSettings) -> list[str]:
         if "://" not in folder:
             named[f"applications.{index}.runtime_env.working_dir"] = folder
     named[f"{args}.scheduler.secret_file"] = settings.scheduler.secret_file
+    named[f"{args}.scheduler.record_to"] = os.path.dirname(settings.scheduler.record_to or "")
     for index, tenant in enumerate(settings.tenants):
         at, handler = f"{args}.tenants.{index}", tenant.handler
         for key in ("factory", "program", "checkpoint"):

@@ -279,6 +279,12 @@ def _show_command(ray_url: str) -> str:
     return f"{mode}serve status -a {ray_url}" if ray_url else "serve status"
 
 
+def _gcs_address() -> str:
+    import ray
+
+    return ray.get_runtime_context().gcs_address
+
+
 def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console) -> None:
     name = settings.tenants[0].name
     own = []  # not always where the settings say
@@ -292,6 +298,7 @@ def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console
         ("status", f"{base}/status"), ("metrics", f"{base}/metrics"), *own,
         ("timeline", f"coissue trace FILE --url {base}"),
         ("in Ray's words", _show_command(ray_url)),
+        ("for `serve run`", f"RAY_ADDRESS={_gcs_address()}"),
     ):  # fmt: skip
         console.print(f"{text:>24}  {url}", highlight=False, soft_wrap=True)
     console.print("Ctrl-C ends it.")

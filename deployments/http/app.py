@@ -134,7 +134,10 @@ class HttpApp:
             _check_verb(scope, "POST" if action == "infer" else "GET")
             if action == "infer":
                 return await self._serve(self._infer, name, version, scope, receive)
-            return _json(_DESCRIBE[action](_check_ready(self._tenant(name, version))))
+            info = _check_ready(self._tenant(name, version))
+            if action == "ready" and not self._client().is_connected:
+                raise HttpError("restarting", "no scheduler is connected")
+            return _json(_DESCRIBE[action](info))
         tenant = _PLAIN.fullmatch(path)
         if tenant is not None:
             _check_verb(scope, "POST")

@@ -1,6 +1,6 @@
 """Micro-benchmark of exact mode on the CPU device: the same launches in both modes.
 
-    python load_tests/micro/exact_mode.py [--threads 1] [--quick]
+    python -m load_tests.micro.exact_mode [--threads 1] [--quick]
 
 Prints a table and, last, one JSON line; records nothing. Per model and mix of requests the least
 time of a pass through all kernels, the modes in turns. `own` weights: half of the requests are of

@@ -422,6 +422,25 @@ LACKS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (f"{ARGS}.scheduler", {"record_to": "none/run.jsonl"}, "scheduler.record_to"),
+        ("applications.0.runtime_env", {"working_dir": "none"}, "runtime_env.working_dir"),
+    ],
+)
+def test_folders_that_are_not_here_are_found(tmp_path, monkeypatch, path, value, said):
+    """A scheduler that cannot open its record would not start."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serve.yaml").write_text(changed(path, value))
+    strict = RUNNER.invoke(app, ["validate", "serve.yaml", "--strict"])
+    assert strict.exit_code == 1
+    assert f"{said}: no file 'none' here" in strict.stderr
+    (tmp_path / "none").mkdir()
+    strict = RUNNER.invoke(app, ["validate", "serve.yaml", "--strict"])
+    assert said not in strict.stderr
+
+
 @pytest.mark.parametrize(("key", "value", "said"), LACKS)
 def test_what_is_not_here_is_a_warning_or_with_strict_an_error(
     tmp_path, monkeypatch, key, value, said

@@ -429,7 +429,9 @@ def test_without_scheduler():
 def test_ready_means_connected_and_one_tenant(server):
     server.client.is_connected = False
     assert server.get("/v2/health/ready").status == 503
+    assert server.get("/v2/models/m/ready").status == 503
     server.client.is_connected = True
+    assert server.get("/v2/models/m/ready").status == 200
     server.client.directory = {"broken": server.client.directory["broken"]}
     assert server.get("/v2/health/ready").status == 503
     assert server.get("/v2/health/live").status == 200
