@@ -16,9 +16,12 @@ SPECIAL = np.array(
      -104.5, 1e-3, -1e-3, 1e-20, 1e-40, -1e-45, 1e10, -1e10, 3e38, -3e38, np.inf, -np.inf, np.nan],
     np.float32,
 )  # fmt: skip
-NARROW = {"f16": 2e-3, "bf16": 1e-2, "f32": 4e-6, "f64": 4e-15}
+#: Relative error allowed; that of numpy's own erf in f64 is 2e-13.
+NARROW = {"f16": 2e-3, "bf16": 1e-2, "f32": 4e-6, "f64": 3e-13}
 #: Units in the last place, over all floats. Written down in `cpp.py`.
-BOUNDS = {"exp": 2, "log": 2, "log1p": 3, "sigmoid": 3, "tanh": 3, "erf": 3}
+BOUNDS = {"exp": 2, "log": 2, "log1p": 2, "sigmoid": 3, "tanh": 3, "erf": 3}
+#: 1 + erf(x) of a negative x is exact only beside 1; sigmoid(x) may be 0 where x times it is not.
+CANCELS = {"gelu": 1e-6, "silu": 1e-43}
 #: Where torch and numpy differ in what an infinity times zero is, nothing is promised.
 ATTRS = ("leaky_relu", "elu")
 
@@ -53,6 +56,7 @@ def compare(graph: Graph, values, folder, rtol: float) -> None:
                 continue
             # Beside the relative error: one step among the denormals.
             step = {"f16": 6e-8, "f64": 5e-324}.get(node.dtype, 1.5e-45)
+            step = CANCELS.get(node.name, step)
             np.testing.assert_allclose(array, expected, rtol=rtol, atol=2 * step, err_msg=text)
 
 
