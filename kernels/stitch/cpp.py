@@ -11,7 +11,7 @@ Calling convention of every generated function:
 Units do not touch each other, so calls with other units may run at the same time.
 
 Errors of the vectorised float functions (`math_cpu.h`), in units in the last place, for all floats
-including denormals, infinities and NaN: exp 1, log 1, log1p 1, sigmoid 2, tanh 2, erf 2 (seen); tests allow one more.
+including denormals, infinities and NaN: exp 2, log 2, log1p 2, sigmoid 3, tanh 3, erf 3.
 """
 
 from __future__ import annotations

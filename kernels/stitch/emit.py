@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 from coissue.kernels.stitch.affine import (
     BLOCK,
@@ -28,7 +27,7 @@ from coissue.kernels.stitch.affine import (
     unravel,
     variable,
 )
-from coissue.kernels.stitch.barriers import place_barriers
+from coissue.kernels.stitch.barriers import WARP, place_barriers
 from coissue.kernels.stitch.graph import Graph, Kind, Node
 from coissue.kernels.stitch.loops import (
     Array,
@@ -49,8 +48,6 @@ from coissue.kernels.stitch.merge import merge_loops
 from coissue.kernels.stitch.plan import Home, Order, Rows, StitchedKernel
 
 Shape = tuple[int, ...]
-#: Threads that shuffle together.
-WARP: Final = 32
 
 
 class PlanError(ValueError):

@@ -21,7 +21,7 @@ NARROW = {"f16": 2e-3, "bf16": 1e-2, "f32": 4e-6, "f64": 3e-13}
 #: Units in the last place, over all floats. Written down in `cpp.py`.
 BOUNDS = {"exp": 2, "log": 2, "log1p": 2, "sigmoid": 3, "tanh": 3, "erf": 3}
 #: 1 + erf(x) of a negative x is exact only beside 1; sigmoid(x) may be 0 where x times it is not.
-CANCELS = {"gelu": 1e-6, "silu": 1e-43}
+CANCELS = {"gelu": 1e-6, "silu": 1e-43, "mish": 1e-43}
 #: Where torch and numpy differ in what an infinity times zero is, nothing is promised.
 ATTRS = ("leaky_relu", "elu")
 
