@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from stitch_reference import Builder, evaluate, simple_kernel
@@ -153,6 +155,17 @@ def test_errors_stay_in_their_bounds(folder, name):
     error = np.abs(as_steps(got[fine]) - as_steps(want[fine])).max()
     print(f"{name}: {error} units in the last place")
     assert error <= BOUNDS[name]
+
+
+def test_one_plus_erf_is_near(folder):
+    x = np.concatenate([np.linspace(-8, 8, 100_001), SPECIAL]).astype(np.float32)[None]
+    b = Builder()
+    erf = b.call("erf", b.parameter(x.shape[1]))
+    graph = b.graph(b.call("add", erf, b.constant(1.0)))
+    (got,) = run_cpp(graph, simple_kernel(graph), {0: x}, 1, folder).values()
+    want = [[1 + math.erf(v) if v > 0 else math.erfc(-v) for v in x[0].astype(float)]]
+    np.testing.assert_allclose(got, want, rtol=0, atol=4e-7)
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-8)
 
 
 def test_halves_are_numpys_halves(folder):

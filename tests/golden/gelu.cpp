@@ -6,8 +6,7 @@ extern "C" void gelu(const void* const* in, void* const* out, int64_t first_unit
     const float v0 = a0[i8_0];
     const float v2 = v0 * 0.5f;
     const float v4 = v0 * 0.7071067690849304f;
-    const float v5 = co_erf(v4);
-    const float v7 = v5 + 1.0f;
+    const float v7 = co_one_plus_erf(v4);
     const float v8 = v2 * v7;
     o8[i8_0] = v8;
   }
