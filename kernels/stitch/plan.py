@@ -85,8 +85,7 @@ class StitchedKernel:
     outputs: tuple[int, ...]
     #: Blocks per unit.
     blocks: int
-    #: Of every node in `nodes` and every input inside the grid. One block where the kernel has
-    #: several: every block makes (or reads) all of the node, for itself.
+    #: Of every node in `nodes` and every input inside the grid.
     schedules: Mapping[int, Schedule]
     homes: Mapping[int, Home]
     #: Of the nodes with home SHARED.
