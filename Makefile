@@ -57,7 +57,7 @@ IF_THERE = test -d $(1) || { echo "Nothing to do yet: there is no $(1), because 
 gpu: $(if $(wildcard tests/gpu),setup)  ## the tests that need a GPU (none yet: there is no CUDA device so far)
 	@$(call IF_THERE,tests/gpu,there is no CUDA device so far) $(BIN)/python -m pytest tests/gpu
 
-golden: $(if $(wildcard tests/golden),setup)  ## rewrite the golden files; review the diff (none yet: no generated code so far)
+golden: $(if $(wildcard tests/golden),setup)  ## rewrite the golden files; review the diff
 	@$(call IF_THERE,tests/golden,no code is generated so far) $(BIN)/python -m pytest -q tests/golden --rewrite-golden
 
 clean:  ## remove everything that make made

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from coissue.kernels.interpreter import NUMPY_DTYPES, round_bf16, store
+from coissue.kernels.interpreter import NUMPY_DTYPES, store
 from coissue.kernels.ir import DTYPE_BYTES
 from coissue.kernels.optable.pointwise import OPS
 from coissue.kernels.stitch.graph import Graph, Kind, Node
@@ -227,12 +227,24 @@ def batch_norm_relu(channels: int, pixels: int) -> Graph:
     return b.graph(b.call("relu", b.call("add", moved, other)))
 
 
+def attention(heads: int, tokens: int, width: int) -> Graph:
+    """The paper's running example: softmax of scores, times values."""
+    b = Builder()
+    scores = b.parameter(heads * tokens, tokens)
+    values = b.parameter(heads, tokens, width)
+    shape = (heads * tokens, tokens)
+    top = b.broadcast(b.reduce("amax", scores, 1), shape, (0,))
+    e = b.call("exp", b.call("sub", scores, top))
+    p = b.call("div", e, b.broadcast(b.reduce("sum", e, 1), shape, (0,)))
+    return b.graph(b.dot(b.reshape(p, heads, tokens, tokens), values))
+
+
 def to_memory(array: np.ndarray, dtype: str) -> np.ndarray:
     """As a device holds it: bf16 as its upper 16 bits."""
     kept = store(array, dtype)
     if dtype == "bf16":
-        return (kept.view(np.uint32) >> 16).astype(np.uint16)
-    return np.ascontiguousarray(kept)
+        kept = np.asarray(kept.view(np.uint32) >> 16).astype(np.uint16)
+    return np.array(kept, order="C")
 
 
 def from_memory(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -243,6 +255,3 @@ def from_memory(array: np.ndarray, dtype: str) -> np.ndarray:
 
 def memory_dtype(dtype: str) -> np.dtype:
     return np.dtype(np.uint16) if dtype == "bf16" else NUMPY_DTYPES[dtype]
-
-
-__all__ = ["Builder", "evaluate", "round_bf16", "simple_kernel"]

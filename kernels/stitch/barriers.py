@@ -9,8 +9,10 @@ as possible, so that it serves as many pairs as possible. A reduction over the b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from coissue.kernels.ir import DTYPE_BYTES
 from coissue.kernels.stitch.affine import INDEX, of
@@ -26,7 +28,11 @@ from coissue.kernels.stitch.loops import (
     Stmt,
     Store,
 )
-from coissue.kernels.stitch.merge import loads_of
+from coissue.kernels.stitch.merge import loads_of, substitute
+
+#: Threads that shuffle together.
+WARP: Final = 32
+_ZERO: Final = Const(0, INDEX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +83,45 @@ def place_barriers(
 def _accesses(
     loop: ParallelLoop, arrays: Mapping[str, Array], threads: int
 ) -> tuple[list[Access], list[Access]]:
-    """What the loop touches: in or before its last reduction over the block, and after that."""
-    flat = of(_index(loop.vars, loop.extents))
+    """What the loop touches: before its first reduction over the block, and after its last.
+
+    The first turn alone comes before any of those: what other turns read is waited for in it."""
+    turn = _index(loop.vars, loop.extents)
     before: list[Access] = []
     after: list[Access] = []
     for statement in loop.body:
         if isinstance(statement, Reduce) and loop.spread == "block":
-            before, after = [*before, *after], []
-            inner = of(_index(statement.vars, statement.extents))
-            before += _touched(statement, arrays, inner, threads)
+            first = substitute(statement, dict.fromkeys(loop.vars, _ZERO))
+            owner = _index(statement.vars, statement.extents)
+            before, after = [*before, *after, *_touched(first, arrays, of(owner), threads)], []
         else:
-            owner = flat if loop.spread == "thread" else None
-            after += _touched(statement, arrays, owner, threads)
+            after += _touched(statement, arrays, _owner(loop, statement, turn, threads), threads)
     return before, after
 
 
+def _owner(
+    loop: ParallelLoop, statement: Stmt, turn: Expr, threads: int
+) -> Mapping[Expr, int] | None:
+    """The number of the thread that runs the statement, modulo the threads; None: no such sum."""
+    if loop.spread == "thread":
+        return of(turn)
+    if isinstance(statement, Reduce):  # of a warp's loop: a lane takes every 32nd
+        lane = _index(statement.vars, statement.extents)
+        short = math.prod(statement.extents) <= WARP or threads == WARP
+        return of(_sum(turn, WARP, lane)) if short else None
+    if isinstance(statement, Store):  # by the first thread of the warp, or of the block
+        return of(_sum(turn, WARP, _ZERO)) if loop.spread == "warp" else {}
+    return None
+
+
+def _sum(factor: Expr, number: int, rest: Expr) -> Expr:
+    return Call("add", (Call("mul", (factor, Const(number, INDEX)), INDEX), rest), INDEX)
+
+
 def _index(vars_: Sequence[Expr], extents: Sequence[int]) -> Expr:
-    found: Expr = Const(0, INDEX)
+    found: Expr = _ZERO
     for var, extent in zip(vars_, extents, strict=True):
-        product = Call("mul", (found, Const(extent, INDEX)), INDEX)
-        found = Call("add", (product, var), INDEX)
+        found = _sum(found, extent, var)
     return found
 
 

@@ -11,7 +11,8 @@ Calling convention of every generated function:
 Units do not touch each other, so calls with other units may run at the same time.
 
 Errors of the vectorised float functions (`math_cpu.h`), in units in the last place, for all floats
-including denormals, infinities and NaN: exp 2, log 2, log1p 3, sigmoid 3, tanh 3, erf 3.
+including denormals, infinities and NaN: exp 2, log 2, log1p 2, sigmoid 3, tanh 3, erf 3.
+1 + erf(x), where both are in one loop, is within 4e-7; and within 2e-6 of its value, plus 2e-8.
 """
 
 from __future__ import annotations

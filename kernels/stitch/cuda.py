@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from coissue.kernels.stitch.affine import BLOCK
-from coissue.kernels.stitch.emit import WARP
+from coissue.kernels.stitch.barriers import WARP
 from coissue.kernels.stitch.loops import (
     Array,
     LoopKernel,
@@ -70,7 +70,9 @@ def render_cuda(kernels: Sequence[LoopKernel], name: str) -> str:
 def _launcher(kernels: Sequence[LoopKernel], name: str) -> Lines:
     """Finds the block's segment, and the kernel in it."""
     size, most = max(map(shared_bytes, kernels)), threads(kernels)
-    body = [f"alignas(16) __shared__ unsigned char shared[{max(size, 1)}];"]
+    body = ["unsigned char* const shared = nullptr;"]
+    if size:
+        body = [f"alignas(16) __shared__ unsigned char shared[{size}];"]
     body += [
         "int low = 0, high = count;  // the last segment that begins at or before this block",
         "while (high - low > 1) {",

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 from coissue.kernels.stitch.affine import (
     BLOCK,
@@ -28,7 +27,7 @@ from coissue.kernels.stitch.affine import (
     unravel,
     variable,
 )
-from coissue.kernels.stitch.barriers import place_barriers
+from coissue.kernels.stitch.barriers import WARP, place_barriers
 from coissue.kernels.stitch.graph import Graph, Kind, Node
 from coissue.kernels.stitch.loops import (
     Array,
@@ -49,8 +48,6 @@ from coissue.kernels.stitch.merge import merge_loops
 from coissue.kernels.stitch.plan import Home, Order, Rows, StitchedKernel
 
 Shape = tuple[int, ...]
-#: Threads that shuffle together.
-WARP: Final = 32
 
 
 class PlanError(ValueError):
@@ -192,6 +189,9 @@ class _Emitter:
 
     def _compute(self, index: int, coords: Coords, body: _Body) -> Expr:
         node = self._nodes[index]
+        if (erf := self._erf_beside_one(node)) is not None:
+            coords = self._cross(index, erf, coords)
+            return Call("one_plus_erf", (self._read(erf, coords, 0, body),), node.dtype)
         if node.kind is Kind.POINTWISE:
             args = tuple(
                 self._read(index, coords, slot, body) for slot in range(len(node.operands))
@@ -204,6 +204,17 @@ class _Emitter:
         if node.kind is Kind.GATHER:
             return self._gather(index, coords, body)
         return self._read(index, coords, 0, body)
+
+    def _erf_beside_one(self, node: Node) -> int | None:
+        """The erf in 1 + erf(x), as in a GELU: for the sum alone there is a shorter formula."""
+        if node.name != "add":
+            return None
+        for first, second in (node.operands, node.operands[::-1]):
+            is_one = self._nodes[second].kind is Kind.CONSTANT and self._nodes[second].value == 1
+            inlined = self._kernel.homes.get(first) is Home.INLINE
+            if is_one and inlined and self._nodes[first].name == "erf":
+                return first
+        return None
 
     def _cross(self, index: int, operand: int, coords: Coords) -> Coords:
         """Coordinates of node `index` as its operand counts: in the box, or in the whole."""

@@ -59,8 +59,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`name` is a scalar function of the op table's meaning, `cast`, `select`, or on indices
-    add, mul, floordiv, mod."""
+    """`name` is a scalar function of the op table's meaning, `expm1`, `one_plus_erf`, `cast`,
+    `select`, or on indices add, mul, floordiv, mod, lt, `bounded` (see `co_bounded`)."""
 
     name: str
     args: tuple[Expr, ...]

@@ -101,6 +101,22 @@ CO_FN float co_erf(float x) {
   return copysignf(found, x);
 }
 
+// Without the polynomial that keeps erf exact near 0: log2 of erfc on [0, 4], 0 from there on.
+CO_FN float co_one_plus_erf(float x) {
+  const float size = fabsf(x), t = size > 4.0f ? 4.0f : size;
+  float l = 2.747419e-06f;
+  l = l * t - 4.9262391e-05f;
+  l = l * t + 0.00034663307f;
+  l = l * t - 0.00098120844f;
+  l = l * t - 0.0018284079f;
+  l = l * t + 0.029348437f;
+  l = l * t - 0.14905626f;
+  l = l * t - 0.91827933f;
+  l = l * t - 1.6279193f;
+  const float e = co_exp2_near_one(l * t), rest = size >= 4.0f ? 0.0f : e;
+  return x < 0.0f ? rest : 2.0f - rest;
+}
+
 CO_FN float co_expm1(float x) { return ::expm1f(x); }
 CO_FN float co_sin(float x) { return ::sinf(x); }
 CO_FN float co_cos(float x) { return ::cosf(x); }

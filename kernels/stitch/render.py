@@ -200,7 +200,7 @@ class Renderer:
 
     def combined(self, reduce: Reduce, into: str, value: str) -> str:
         rule = BOOL_COMBINE if reduce.into.dtype == "bool" else COMBINE
-        return f"{into} = {rule[reduce.name].format(into, bare(value))};"
+        return f"{into} = {rule[reduce.name].format(into, value)};"
 
 
 def _small_power(exponent: Expr) -> int:

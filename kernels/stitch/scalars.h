@@ -6,6 +6,7 @@ CO_FN double co_log1p(double x) { return ::log1p(x); }
 CO_FN double co_expm1(double x) { return ::expm1(x); }
 CO_FN double co_tanh(double x) { return ::tanh(x); }
 CO_FN double co_erf(double x) { return ::erf(x); }
+CO_FN double co_one_plus_erf(double x) { return 1.0 + ::erf(x); }
 CO_FN double co_sin(double x) { return ::sin(x); }
 CO_FN double co_cos(double x) { return ::cos(x); }
 CO_FN double co_pow(double x, double y) { return ::pow(x, y); }
@@ -50,7 +51,7 @@ template <class T> CO_FN T co_softplus(T x) {
 }
 template <class T> CO_FN T co_mish(T x) { return x * co_tanh(co_softplus(x)); }
 template <class T> CO_FN T co_gelu(T x) {
-  return (T)0.5 * x * ((T)1 + co_erf(x * (T)0.70710678118654752440));
+  return (T)0.5 * x * co_one_plus_erf(x * (T)0.70710678118654752440);
 }
 
 // numpy's: the remainder has the sign of the divisor, the quotient is rounded down.

@@ -1,0 +1,113 @@
+extern "C" void softmax_f64(const void* const* in, void* const* out, int64_t first_unit, int64_t last_unit) {
+  alignas(64) unsigned char shared[544];
+  double* const s1 = (double*)(shared + 0);
+  double* const s4 = (double*)(shared + 16);
+  double* const s5 = (double*)(shared + 0);
+  for (int64_t unit = first_unit; unit < last_unit; ++unit) {
+    const double* const __restrict a0 = (const double*)in[0] + unit * 66;
+    double* const __restrict o7 = (double*)out[0] + unit * 66;
+    {
+      for (int64_t i1_0 = 0; i1_0 < 2; ++i1_0) {
+        double v1_lanes[32];
+        #pragma omp simd
+        for (int64_t lane = 0; lane < 32; ++lane) {
+          v1_lanes[lane] = (double)(-CO_INF);
+        }
+        for (int64_t r1_0_first = 0; r1_0_first < 32; r1_0_first += 32) {
+          #pragma omp simd
+          for (int64_t lane = 0; lane < 32; ++lane) {
+            const int64_t r1_0 = r1_0_first + lane;
+            const double v0 = a0[(i1_0 * 33) + r1_0];
+            v1_lanes[lane] = co_maximum(v0, v1_lanes[lane]);
+          }
+        }
+        #pragma omp simd
+        for (int64_t lane = 0; lane < 1; ++lane) {
+          const int64_t r1_0 = 32 + lane;
+          const double v0 = a0[(i1_0 * 33) + r1_0];
+          v1_lanes[lane] = co_maximum(v0, v1_lanes[lane]);
+        }
+        #pragma omp simd
+        for (int64_t lane = 0; lane < 16; ++lane) {
+          v1_lanes[lane] = co_maximum(v1_lanes[lane + 16], v1_lanes[lane]);
+        }
+        #pragma omp simd
+        for (int64_t lane = 0; lane < 8; ++lane) {
+          v1_lanes[lane] = co_maximum(v1_lanes[lane + 8], v1_lanes[lane]);
+        }
+        #pragma omp simd
+        for (int64_t lane = 0; lane < 4; ++lane) {
+          v1_lanes[lane] = co_maximum(v1_lanes[lane + 4], v1_lanes[lane]);
+        }
+        v1_lanes[0] = co_maximum(v1_lanes[2], v1_lanes[0]);
+        v1_lanes[1] = co_maximum(v1_lanes[3], v1_lanes[1]);
+        v1_lanes[0] = co_maximum(v1_lanes[1], v1_lanes[0]);
+        const double v1 = v1_lanes[0];
+        s1[i1_0] = v1;
+      }
+    }
+    {
+      for (int64_t i4_0 = 0; i4_0 < 2; ++i4_0) {
+        const double v1_1 = s1[i4_0];
+        #pragma omp simd
+        for (int64_t i4_1 = 0; i4_1 < 33; ++i4_1) {
+          const double v0_1 = a0[(i4_0 * 33) + i4_1];
+          const double v3 = v0_1 - v1_1;
+          const double v4 = co_exp(v3);
+          s4[(i4_0 * 33) + i4_1] = v4;
+        }
+      }
+    }
+    {
+      for (int64_t i5_0 = 0; i5_0 < 2; ++i5_0) {
+        double v5_lanes[32];
+        #pragma omp simd
+        for (int64_t lane = 0; lane < 32; ++lane) {
+          v5_lanes[lane] = 0.0;
+        }
+        for (int64_t r5_0_first = 0; r5_0_first < 32; r5_0_first += 32) {
+          #pragma omp simd
+          for (int64_t lane = 0; lane < 32; ++lane) {
+            const int64_t r5_0 = r5_0_first + lane;
+            const double v4_1 = s4[(i5_0 * 33) + r5_0];
+            v5_lanes[lane] = v5_lanes[lane] + v4_1;
+          }
+        }
+        #pragma omp simd
+        for (int64_t lane = 0; lane < 1; ++lane) {
+          const int64_t r5_0 = 32 + lane;
+          const double v4_1 = s4[(i5_0 * 33) + r5_0];
+          v5_lanes[lane] = v5_lanes[lane] + v4_1;
+        }
+        #pragma omp simd
+        for (int64_t lane = 0; lane < 16; ++lane) {
+          v5_lanes[lane] = v5_lanes[lane] + v5_lanes[lane + 16];
+        }
+        #pragma omp simd
+        for (int64_t lane = 0; lane < 8; ++lane) {
+          v5_lanes[lane] = v5_lanes[lane] + v5_lanes[lane + 8];
+        }
+        #pragma omp simd
+        for (int64_t lane = 0; lane < 4; ++lane) {
+          v5_lanes[lane] = v5_lanes[lane] + v5_lanes[lane + 4];
+        }
+        v5_lanes[0] = v5_lanes[0] + v5_lanes[2];
+        v5_lanes[1] = v5_lanes[1] + v5_lanes[3];
+        v5_lanes[0] = v5_lanes[0] + v5_lanes[1];
+        const double v5 = v5_lanes[0];
+        s5[i5_0] = v5;
+      }
+    }
+    {
+      for (int64_t i7_0 = 0; i7_0 < 2; ++i7_0) {
+        const double v5_1 = s5[i7_0];
+        #pragma omp simd
+        for (int64_t i7_1 = 0; i7_1 < 33; ++i7_1) {
+          const double v4_2 = s4[(i7_0 * 33) + i7_1];
+          const double v7 = v4_2 / v5_1;
+          o7[(i7_0 * 33) + i7_1] = v7;
+        }
+      }
+    }
+  }
+}
