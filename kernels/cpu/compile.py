@@ -325,6 +325,7 @@ class _Builder:
             _NONE if v == ABSENT else self._input_slot(v, as_tensor=False)
             for v in (*norm.inputs[1:], ABSENT, ABSENT)[:4]
         ]
+        # `spec` has checked that it is a number.
         eps, found = float(norm.attrs["eps"] or 0), self._new_slot()  # type: ignore[arg-type]
 
         def fill(env: list[Any]) -> None:
