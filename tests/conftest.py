@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -46,6 +49,24 @@ def pytest_configure():
     for name, path in compiled.items():
         if path.stat().st_mtime < (ROOT / f"scheduler/{name}.py").stat().st_mtime:
             pytest.exit(f"scheduler/{name}.py changed since it was compiled: run `make setup`", 4)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Tests that patch the core run in a child with its source: compiled code cannot be patched."""
+    if pyfuncitem.get_closest_marker("from_source") is None or "COISSUE_FROM_SOURCE" in os.environ:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        ignored = shutil.ignore_patterns("*.so", "__pycache__")
+        shutil.copytree(ROOT / "scheduler", Path(folder, "coissue/scheduler"), ignore=ignored)
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid],
+            cwd=ROOT, env=os.environ | {"PYTHONPATH": folder, "COISSUE_FROM_SOURCE": "1"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    if run.returncode:
+        pytest.fail(run.stdout[-4000:] + run.stderr[-1000:])
+    return True
 
 
 def pytest_addoption(parser):

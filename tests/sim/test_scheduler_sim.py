@@ -130,6 +130,7 @@ def test_goodput_stays_within_a_tenth_of_its_peak_at_twice_the_load_and_more():
     assert goodput[480] >= 0.9 * max(goodput.values()), goodput
 
 
+@pytest.mark.from_source
 @pytest.mark.parametrize("join_unit_ns", [10_000, 40_000, 100_000])
 def test_where_joins_cost_more_than_they_save_groups_do_not_form(join_unit_ns, monkeypatch):
     """Requests of one program whose kernels are all alike meet at every kernel."""

@@ -53,6 +53,7 @@ def test_one_that_stays_slow_goes_again_and_for_longer():
     assert 2 * health.ALONE_NS <= second_ns < 2.2 * health.ALONE_NS
 
 
+@pytest.mark.from_source
 def test_a_detector_that_finds_nobody_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(health.Health, "_send_out", lambda self, tenant, record, now_ns: None)
     seed = next(s for s in range(0, 80, 8) if slow_of(draw_stragglers(s)))
@@ -63,6 +64,7 @@ def test_a_detector_that_finds_nobody_is_found(monkeypatch, tmp_path):
     assert stored["scenario"]["tenants"][0]["spec"]["name"] == "t0"
 
 
+@pytest.mark.from_source
 def test_a_detector_that_is_too_quick_is_found(monkeypatch):
     monkeypatch.setattr(health, "PATIENCE", 1)
     monkeypatch.setattr(health, "SLOW", 0.05)
