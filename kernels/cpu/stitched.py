@@ -96,6 +96,15 @@ class NativeRun:
             for call in self._calls:
                 call(addresses, first, first + self.units(group))
 
+    def suits(self, frame: Frame) -> bool:
+        """Whether all that is read lies in the order of its axes, or else in none.
+
+        What convolutions make lies channels last. Bringing it into order could be worth its while
+        for this run, and would then be undone by the next convolution, which no trial sees.
+        """
+        read = [frame.env[slot] for slot in self._reads]
+        return all(x.is_contiguous() or not _is_channels_last(x) for x in read)
+
     def _addresses(self, env: list[Any]) -> list[int]:
         """Of what follows from weights alone; found once per weight set."""
         known = env[CACHE].get(self)
@@ -108,6 +117,10 @@ class NativeRun:
 
 def _in_order(x: torch.Tensor) -> torch.Tensor:
     return x if x.is_contiguous() else x.contiguous()
+
+
+def _is_channels_last(x: torch.Tensor) -> bool:
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
 
 
 class _Output:
@@ -153,8 +166,11 @@ class _Function:
 
 
 def _check_index(index: torch.Tensor, size: int) -> None:
-    """The generated code reads wherever it is told to."""
-    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < size:
+    """Generated code would read some other row."""
+    if not index.numel():
+        return
+    least, most = torch.aminmax(index)
+    if least.item() < 0 or most.item() >= size:
         raise IndexError(f"an index is outside of a table of {size}")
 
 
@@ -191,6 +207,10 @@ class Choice:
 
     def _try(self, frame: Frame, size: tuple[int, int]) -> None:
         """Both forms; the native one first, for the table may write into what it reads."""
+        if not self._native.suits(frame):
+            self._chosen[size] = False
+            self._run_table(frame)
+            return
         start_ns = time.perf_counter_ns()
         self._native(frame)
         middle_ns = time.perf_counter_ns()

@@ -11,8 +11,10 @@ import programs
 import pytest
 from programs import R, T
 
+from coissue.kernels.cost_table import CostTable
 from coissue.kernels.cpu import native, stitched
 from coissue.kernels.cpu.device import DeviceSegment
+from coissue.kernels.cpu.measure import measure
 from coissue.kernels.lowered import KernelKind
 from coissue.kernels.passes.fuse import arrange, assemble
 from coissue.kernels.passes.layouts import prove
@@ -194,3 +196,34 @@ def test_runs_that_need_each_other_are_refused(device, libraries):
     kernel = next(k for k in rig.kernels if len(k.plan.steps) > 2)
     with pytest.raises(ValueError, match="circle"):
         stitched.arrange(kernel.plan._parts, [((0, 2), None)])
+
+
+def test_what_convolutions_make_stays_with_the_op_table(device, libraries):
+    """It lies channels last; a run that brought it into order would make the next one undo that."""
+    b = programs.Builder("conv", 0, tokens_limit=0)
+    window = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
+    x = b.op("conv", b.input("x", R, 2, 1, 3), b.weight(2, 2, 1, 1), out=(), **window)
+    y = b.op("add", b.op("mul", x, b.weight(2, 1, 3)), b.weight(2, 1, 3))
+    model = b.build(y=b.op("conv", y, b.weight(2, 2, 1, 1), out=(), **window))
+    rig = device_rig.Tenant(device, model.program, model.weights)
+    adopt(rig, libraries, "+ 100")
+    for seed in range(stitched.TRIALS + 1):
+        request = rig.request(model.request(3, 0, np.random.default_rng(seed)), 3, 0)
+        device_rig.run_together([request])
+        request.check(1e-5)
+
+
+def test_measuring_at_attach_ends_with_the_form_that_is_kept(device, libraries):
+    """So the fastest launch of each point, which counts, is of the form that requests will get."""
+    (rig,) = rigs_of(device, 1, R)
+    adopt(rig, libraries)
+    index, choice = next(
+        (i, step)
+        for i, bound in enumerate(rig.kernels)
+        for step, _ in bound.plan.steps
+        if isinstance(step, stitched.Choice)
+    )
+    for _ in measure(device, CostTable(), rig.lowered, index):
+        assert choice._chosen.keys() == choice._times.keys()
+    assert len(choice._chosen) > 3
+    assert all(count == stitched.TRIALS for _, _, count in choice._times.values())
