@@ -211,7 +211,11 @@ def count_bytes(
 
     for kernel, build in zip(lowered.kernels, builds, strict=True):
         fused += sum(moved(kernel.ops[i]) for i in light_ops(lowered, kernel, build))
-        apart += sum(moved(kernel.ops[i]) for i in light_ops(lowered, kernel, native.Build(())))
+        apart += sum(
+            moved(op)
+            for op, mode in zip(kernel.ops, kernel.modes, strict=True)
+            if mode is not Mode.ONCE and op.name not in HEAVY | VIEWS
+        )
         values = native.number_values(kernel)
         for run in build.runs:
             made = kernel.ops[run.ops[0]].outputs[0]

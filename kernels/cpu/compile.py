@@ -262,7 +262,7 @@ class _Builder:
         """The op written into an input that nothing else reads, if there is one."""
         out, values = self._lowered.program.types[op.outputs[0]], op.inputs
         if op.name in ops.IN_PLACE and self._is_free(values[0], ins[0], out):
-            return ops.IN_PLACE[op.name](op.attrs), ins
+            return ops.IN_PLACE[op.name](op.attrs, ops.DTYPES[out.dtype]), ins
         if op.name in ("add", "mul"):
             fn = torch.Tensor.add_ if op.name == "add" else torch.Tensor.mul_
             for first, second in ((0, 1), (1, 0)):

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from coissue.kernels.cpu import attention, recurrent
-from coissue.kernels.ir import AttrValue, Op, Type
+from coissue.kernels.ir import Op, Type
 from coissue.kernels.optable.table import OPAQUE_TARGETS, parse_opaque_args
 
 Tensor = torch.Tensor
@@ -45,14 +45,15 @@ _PLAIN: dict[str, OpFunction] = {
     "hardswish": F.hardswish, "softplus": F.softplus, "floor_div": torch.floor_divide,
 }  # fmt: skip
 
-#: Element by element on an input nothing else needs: writes its answer there.
-IN_PLACE: dict[str, Callable[[Mapping[str, AttrValue]], OpFunction]] = {
-    "relu": lambda a: torch.relu_,
-    "sigmoid": lambda a: torch.sigmoid_,
-    "tanh": lambda a: torch.tanh_,
-    "silu": lambda a: partial(F.silu, inplace=True),
-    "hardswish": lambda a: partial(F.hardswish, inplace=True),
-    "gelu": lambda a: partial(torch.ops.aten.gelu_.default, approximate=a["approximate"]),
+#: Element by element on an input nothing else needs, of the same dtype: writes its answer there.
+IN_PLACE: dict[str, Callable[[Mapping[str, Any], torch.dtype], OpFunction]] = {
+    "relu": lambda a, dtype: torch.relu_,
+    "sigmoid": lambda a, dtype: torch.sigmoid_,
+    "tanh": lambda a, dtype: torch.tanh_,
+    "silu": lambda a, dtype: partial(F.silu, inplace=True),
+    "hardswish": lambda a, dtype: partial(F.hardswish, inplace=True),
+    "gelu": lambda a, dtype: partial(torch.ops.aten.gelu_.default, approximate=a["approximate"]),
+    "clamp": lambda a, dtype: _clamp_by(torch.clamp_, a, dtype),
 }
 
 
@@ -165,9 +166,13 @@ def _adaptive(c: _Context) -> OpFunction:
 
 
 def _clamp(c: _Context) -> OpFunction:
-    bounds = [c.attrs.get("min"), c.attrs.get("max")]
-    low, high = (None if bound is None else _held(bound, c.dtype) for bound in bounds)
-    return lambda x: torch.clamp(x, low, high)
+    return _clamp_by(torch.clamp, c.attrs, c.dtype)
+
+
+def _clamp_by(fn: OpFunction, attrs: Mapping[str, Any], dtype: torch.dtype) -> OpFunction:
+    bounds = [attrs.get("min"), attrs.get("max")]
+    low, high = (None if bound is None else _held(bound, dtype) for bound in bounds)
+    return lambda x: fn(x, low, high)
 
 
 def _pad(c: _Context) -> OpFunction:
