@@ -45,7 +45,7 @@ test: setup  ## all tests that this machine can run
 check: setup  ## lint, format, types, architecture
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy -p coissue.kernels -p coissue.scheduler
+	@$(BIN)/mypy -p coissue.kernels -p coissue.scheduler -p coissue.deployments
 	@$(BIN)/python -m pytest -q tests/architecture
 
 bench: setup  ## the figures of docs/results (about twenty minutes, needs a quiet machine)

@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
+from ray.actor import ActorClass
 
 from coissue.deployments.discovery import NAMESPACE, scheduler_name
 from coissue.deployments.run_dir import RunDir
@@ -22,7 +23,9 @@ from coissue.deployments.run_dir import RunDir
 logger = logging.getLogger("coissue")
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=16)
+@ray.remote(  # type: ignore[call-overload]  # Ray's types know the options of tasks only
+    num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=16
+)
 class SchedulerActor:
     """Owns the device. Its methods are the control plane; none of them touches a request."""
 
@@ -123,7 +126,8 @@ def find_scheduler(device_index: int = 0) -> Any:
 
 def start_scheduler(run_dir: str, device_index: int = 0) -> Any:
     """The named scheduler actor, created when there is none; it reads its settings in `run_dir`."""
-    return SchedulerActor.options(
+    # mypy does not apply the decorators of classes.
+    return cast("ActorClass[SchedulerActor]", SchedulerActor).options(
         name=scheduler_name(device_index), namespace=NAMESPACE, get_if_exists=True,
         lifetime="detached",
     ).remote(run_dir)  # fmt: skip

@@ -8,14 +8,14 @@ deployments. Settings travel as `user_config`, so that replicas take changed one
 import hashlib
 import importlib.metadata
 import json
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.serve._private.config import DeploymentConfig
 from ray.serve.deployment import Application, Deployment
 
 from coissue.deployments.control import Control
-from coissue.deployments.discovery import POOL
+from coissue.deployments.discovery import POOL, as_deployment
 from coissue.deployments.http.intake import SPARE
 from coissue.deployments.pool import Pool
 from coissue.deployments.settings import AppSettings
@@ -31,7 +31,7 @@ class KeptConfig(DeploymentConfig):
     """
 
     def to_proto(self) -> Any:
-        proto = super().to_proto()
+        proto: Any = cast(Any, super()).to_proto()  # Ray has no types for it
         proto.version = describe_code()
         return proto
 
@@ -51,17 +51,17 @@ def keep(deployment: Deployment) -> Deployment:
 def build(args: AppSettings) -> Application:
     """One control replica, the shared pool as ingress, and a deployment per dedicated tenant."""
     settings = args.model_dump(mode="json")
-    control = keep(Control.options(user_config=settings)).bind()
+    control = keep(as_deployment(Control).options(user_config=settings)).bind()
     dedicated = {
         tenant.name: keep(
-            DedicatedTenant.options(
+            as_deployment(DedicatedTenant).options(
                 name=tenant.name, user_config=tenant.handler.model_dump(mode="json")
             )
         ).bind()
         for tenant in args.tenants
         if tenant.isolation == "dedicated" and tenant.handler
     }
-    pool = Pool.options(
+    pool = as_deployment(Pool).options(
         name=POOL,
         num_replicas=args.pool.replicas,
         max_ongoing_requests=args.pool.ongoing_requests + SPARE,

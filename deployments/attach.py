@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -181,7 +182,7 @@ class Attacher:
     def _serve(self, name: str, lowered: Lowered) -> ServedProgram:
         attached = self._attached[name]
         kernels = tuple(
-            self._on_device(lambda index=index: self._device.bind(lowered, index))
+            self._on_device(partial(self._device.bind, lowered, index))
             for index in range(len(lowered.kernels))
         )
         for index, kernel in enumerate(lowered.kernels):
@@ -234,7 +235,7 @@ class Attacher:
             segments = [
                 DeviceSegment(bound, *size, own) for size, own in zip(sizes, buffers, strict=True)
             ]
-            self._on_device(lambda segments=segments: self._device.run(segments))
+            self._on_device(partial(self._device.run, segments))
         names = [port.name for port in border.outputs]
         return [
             dict(zip(names, Reader().read(border, own, *size), strict=True))

@@ -137,27 +137,32 @@ class Captures:
 
     async def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
         async with self._starting:
-            if self._server is None or self._server.returncode is not None:
-                await self._start()
+            server = self._server
+            if server is None or server.returncode is not None:
+                server = await self._start()
+        assert server.stdin is not None  # it is a pipe
+        future: asyncio.Future[dict[str, Any]]
         future = self._open[job["folder"]] = asyncio.get_running_loop().create_future()
         try:
-            self._server.stdin.write(json.dumps(job).encode() + b"\n")
-            await self._server.stdin.drain()
+            server.stdin.write(json.dumps(job).encode() + b"\n")
+            await server.stdin.drain()
         except ConnectionError:
             return {"error": "the capture server ended", "server": "ended"}
         return await future
 
-    async def _start(self) -> None:
+    async def _start(self) -> asyncio.subprocess.Process:
         path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
-        self._server = await asyncio.create_subprocess_exec(
+        server = self._server = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "coissue.deployments.capture", "--serve",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )  # fmt: skip
-        self._reader = asyncio.ensure_future(self._read(self._server))
+        self._reader = asyncio.ensure_future(self._read(server))
+        return server
 
     async def _read(self, server: asyncio.subprocess.Process) -> None:
+        assert server.stdout is not None  # it is a pipe
         async for line in server.stdout:
             answer = json.loads(line)
             future = self._open.pop(answer["folder"], None)

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Hashable
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated, Any, Final, Literal
@@ -42,6 +42,10 @@ def _level(title: str, keys: str, /, **typed: Any) -> Any:
     """A level of the file: these `keys` of any type, which Ray checks, and the `typed` ones."""
     untyped: dict[str, Any] = dict.fromkeys(keys.split(), (Any, None))
     return create_model(title, __base__=_Strict, **untyped, **typed)
+
+
+def _list_of(level: Any) -> Any:
+    return list[level]
 
 
 def _check_route(route: str) -> str:
@@ -118,7 +122,7 @@ Application = _level(
     name=(Annotated[str, AfterValidator(_check_app_name)], "default"),
     route_prefix=(Route | None, "/"),
     args=(dict[str, Any], {}),
-    deployments=(list[Deployment], []),
+    deployments=(_list_of(Deployment), []),
     logging_config=(LoggingOptions | None, None),
 )
 ServeConfig = _level(
@@ -129,7 +133,7 @@ ServeConfig = _level(
     http_options=(HttpOptions, HttpOptions()),
     grpc_options=(GrpcOptions | None, None),
     logging_config=(LoggingOptions | None, None),
-    applications=(list[Application], Field(min_length=1)),
+    applications=(_list_of(Application), Field(min_length=1)),
 )
 
 
@@ -137,7 +141,7 @@ class _Loader(yaml.SafeLoader):
     """Refuses a key that is there twice, of which YAML would silently keep the last, and escapes
     that are half of a surrogate pair, which no JSON carries."""
 
-    def construct_scalar(self, node: yaml.ScalarNode) -> str:
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
         text: str = super().construct_scalar(node)
         text.encode()
         return text
@@ -336,6 +340,7 @@ def _find_lack(key: str, place: str) -> str:
     if not key.endswith((".factory", ".use", ".import_path")):
         return "" if os.path.exists(place) else f"no file {place!r}"
     module, _, name = place.partition(":") if ":" in place else place.rpartition(".")
+    spec: ModuleSpec | None = None
     at, full, finders = [os.getcwd(), *sys.path], "", [f for f in sys.meta_path if f != PathFinder]
     for part in module.split("."):
         full = f"{full}.{part}".lstrip(".")
@@ -345,9 +350,9 @@ def _find_lack(key: str, place: str) -> str:
         if spec is None:  # below what is no folder (an archive, an editable install) it may be
             return f"no module {full!r}" if full == part or all(map(os.path.exists, at)) else ""
         at = list(spec.submodule_search_locations or ())
-    if spec.loader is None:
+    if spec is None or spec.loader is None:
         return f"no module {module!r}, only a folder"
-    if not (spec.origin or "").endswith(".py"):
+    if spec.origin is None or not spec.origin.endswith(".py"):
         return ""
     made = rf"\b{re.escape(name)}\b|import \*|__getattr__|globals\(|setattr\(|exec\("
     text = Path(spec.origin).read_text(errors="replace")

@@ -81,7 +81,7 @@ class Wanted:
 class Control:
     """Looks after the scheduler actor and the tenants' states."""
 
-    async def __init__(self) -> None:
+    async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
         self._run_dir: RunDir | None = None  # nothing to take down before it is there
         self._settings: AppSettings
         self._wanted: dict[str, Wanted] = {}
@@ -102,6 +102,11 @@ class Control:
             await self._begin(parsed)
         else:
             self._change(parsed)
+
+    @property
+    def _held_dir(self) -> RunDir:
+        assert self._run_dir is not None, "it is held from `_begin` on"
+        return self._run_dir
 
     async def _begin(self, settings: AppSettings) -> None:
         """From nothing, or from what a control replica left behind that was killed."""
@@ -141,7 +146,8 @@ class Control:
     async def _ask_folder(self) -> str:
         while True:
             try:
-                return await self._scheduler.adopt.remote(self._owner)
+                folder: str = await self._scheduler.adopt.remote(self._owner)
+                return folder
             except ray.exceptions.ActorUnavailableError:  # Ray is starting it again
                 await asyncio.sleep(RECONCILE_SECONDS)
 
@@ -155,7 +161,7 @@ class Control:
     def _change(self, settings: AppSettings, *, is_new: bool = False) -> None:
         """`is_new`: this replica has not seen the files that the models came from."""
         self._settings = settings
-        self._run_dir.write_settings(settings)
+        self._held_dir.write_settings(settings)
         self._untold = True
         for name in self._wanted.keys() - {tenant.name for tenant in settings.tenants}:
             self._wanted.pop(name).drop_job()
@@ -231,7 +237,7 @@ class Control:
 
     async def _reconcile(self) -> None:
         if self._scheduler is None:
-            self._scheduler = start_scheduler(str(self._run_dir.path))
+            self._scheduler = start_scheduler(str(self._held_dir.path))
         epoch, attached = await self._scheduler.attached.remote()
         if epoch != self._epoch:
             await self._scheduler.adopt.remote(self._owner)
@@ -263,7 +269,7 @@ class Control:
         for wanted in list(self._wanted.values()):
             if wanted.reason != wanted.told:
                 await self._announce(wanted)
-        names = {entry.name.rpartition("-")[0] for entry in self._run_dir.path.iterdir()}
+        names = {entry.name.rpartition("-")[0] for entry in self._held_dir.path.iterdir()}
         for name in names - self._wanted.keys() - {""}:
             self._artifacts.prune(name, set())
         return keys

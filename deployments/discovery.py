@@ -9,7 +9,10 @@ import gc
 import os
 import random
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from ray.serve.deployment import Deployment
 
 NAMESPACE = "coissue"
 CONTROL = "Control"
@@ -45,6 +48,11 @@ FALLBACK_PORTS = ("RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "RAY_SERVE_FALLBACK_PROX
 HEALTH_SECONDS = 2
 #: With num_gpus=0 Ray leaves every GPU visible: a replica must not open a context of its own.
 BLIND = {"num_cpus": 0.1, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}}
+
+
+def as_deployment(decorated: type) -> Deployment:
+    """What `serve.deployment` made of a class: mypy does not apply the decorators of classes."""
+    return cast("Deployment", decorated)
 
 
 def scheduler_name(device_index: int = 0) -> str:

@@ -74,6 +74,10 @@ class Running:
     device_ns: int = 0
     launches: int = 0
 
+    def entered(self) -> Buffers:
+        assert self.buffers is not None, "it entered with its first launch"
+        return self.buffers
+
 
 @final
 class DeviceExecutor:
@@ -100,7 +104,7 @@ class DeviceExecutor:
         self._run(
             [
                 DeviceSegment(
-                    own.program.kernels[p.kernel], own.rows, own.tokens, own.buffers, p.part
+                    own.program.kernels[p.kernel], own.rows, own.tokens, own.entered(), p.part
                 )
                 for p, own in zip(launch.segments, members, strict=True)
             ]
@@ -147,7 +151,7 @@ class DeviceExecutor:
             self._enter([running], running.submitted_ns)
         return Answer(
             outputs=self._reader.read(
-                running.program.border, running.buffers, running.rows, running.tokens
+                running.program.border, running.entered(), running.rows, running.tokens
             ),
             queue_ns=max(0, running.first_launch_ns - running.submitted_ns),
             device_ns=running.device_ns,

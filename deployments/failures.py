@@ -11,7 +11,7 @@ from typing import Any, final
 import ray
 from ray import serve
 
-from coissue.deployments.discovery import BLIND, FAILED_PREFIX
+from coissue.deployments.discovery import BLIND, FAILED_PREFIX, as_deployment
 
 logger = logging.getLogger("coissue.control")
 
@@ -56,7 +56,7 @@ class Failures:
 
     def _show(self, name: str, reason: str) -> None:
         self._shown.add(name)
-        failed = FailedTenant.options(name=name).bind(reason)
+        failed = as_deployment(FailedTenant).options(name=name).bind(reason)
         app = serve.RunTarget(failed, name=FAILED_PREFIX + name, route_prefix=None)
         serve.run_many(
             [app], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False

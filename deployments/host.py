@@ -291,7 +291,7 @@ class SchedulerHost:
         """Names that clients made up become one series, so that they cannot fill the memory."""
         tenant = refused.tenant if refused.tenant in self._infos else ""
         reason = refused.reason if refused.reason in STATUS else "internal"
-        self.metrics.count_refusals(tenant, reason, max(0, refused.count))
+        self.metrics.count_refusals(tenant, reason, max(0, refused.requests))
 
     def ask(self, what: str) -> bytes:
         answers = {"metrics": self.render_metrics, "status": self._status}

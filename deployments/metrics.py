@@ -12,6 +12,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from wsgiref.simple_server import WSGIServer
 
@@ -27,6 +28,8 @@ from coissue.scheduler.messages import Outcome, RequestId
 from coissue.scheduler.trace import LaunchRecord, RequestRecord
 
 logger = logging.getLogger("coissue.metrics")
+#: As Prometheus writes a float; the package has no types for it.
+_go_string: Callable[[float], str] = floatToGoString
 NS = 1e-9
 #: States of a tenant in the directory.
 STATES = ("ready", "loading", "failed", "draining")
@@ -104,7 +107,7 @@ class HistogramTally(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(*self._family, labels=self._labels)
-        names = [*(floatToGoString(bound) for bound in self.bounds), "+Inf"]
+        names = [*map(_go_string, self.bounds), "+Inf"]
         for labels, (counts, total) in list(self._tallies.items()):
             buckets = list(zip(names, accumulate(counts), strict=True))
             family.add_metric(labels, buckets, total[0])
@@ -199,7 +202,10 @@ class SchedulerMetrics:
         tenants = self._gauge("tenants", "Tenants, by state", ["state"])
         for state in STATES:
             of_state = tenants.labels(state)
-            of_state.set_function(lambda s=state: self._levels().tenants_by_state.get(s, 0))
+            of_state.set_function(partial(self._count_tenants, state))
+
+    def _count_tenants(self, state: str) -> int:
+        return self._levels().tenants_by_state.get(state, 0)
 
     def name_tenant(self, tenant: str, slo_class: str) -> None:
         """Make the tenant's series exist from the start, at zero."""
@@ -277,9 +283,9 @@ class SchedulerMetrics:
     def serve(self, port: int) -> WSGIServer | None:
         """Prometheus' endpoint on 127.0.0.1; port 0, or one in use, takes a free one."""
         try:
-            server, _ = start_http_server(port, "127.0.0.1", self.registry)
+            return start_http_server(port, "127.0.0.1", self.registry)[0]
         except OSError as error:
             server = self.serve(0) if port else None
             said = "scheduler.metrics_port=%d cannot be used: %s; taken instead: %s"
             logger.warning(said, port, error.strerror, server and server.server_port)
-        return server
+            return server

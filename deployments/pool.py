@@ -19,7 +19,7 @@ from coissue.deployments.handlers import Handler, LoadedHandlers
 from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.http.errors import HttpError
 from coissue.deployments.settings import AppSettings, HandlerSettings
-from coissue.deployments.tenant import RemoteHandler
+from coissue.deployments.tenant import DedicatedTenant, RemoteHandler
 
 
 @serve.deployment(name=POOL, health_check_period_s=HEALTH_SECONDS, ray_actor_options=BLIND)
@@ -27,8 +27,10 @@ from coissue.deployments.tenant import RemoteHandler
 class Pool:
     """One replica of the pool."""
 
-    async def __init__(
-        self, control: DeploymentHandle, dedicated: dict[str, DeploymentHandle]
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        control: DeploymentHandle[Any],
+        dedicated: dict[str, DeploymentHandle[DedicatedTenant]],
     ) -> None:
         # The arguments are there so that Serve starts those deployments with this application.
         self._handlers = PoolHandlers(serve.get_replica_context().app_name)
@@ -64,7 +66,7 @@ class PoolHandlers:
         self._names: frozenset[str] = frozenset()
         self._dedicated: frozenset[str] = frozenset()
         #: By deployment; each has a router of its own.
-        self._handles: dict[str, DeploymentHandle] = {}
+        self._handles: dict[str, DeploymentHandle[DedicatedTenant]] = {}
 
     def expect(self, settings: AppSettings) -> None:
         """Load what is to come while the versions before it are still served."""

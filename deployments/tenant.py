@@ -17,7 +17,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from coissue.deployments.channel.client import SchedulerClient
-from coissue.deployments.discovery import BLIND, find_endpoint
+from coissue.deployments.discovery import BLIND, as_deployment, find_endpoint
 from coissue.deployments.handlers import Arrays, Handler, LoadedHandlers, load_handler
 from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.http.errors import HttpError
@@ -59,7 +59,7 @@ class DedicatedTenant:
 class RemoteHandler:
     """The handler of a `DedicatedTenant`, seen from the pool; `settings` is its JSON."""
 
-    def __init__(self, name: str, handle: DeploymentHandle, settings: str) -> None:
+    def __init__(self, name: str, handle: DeploymentHandle[DedicatedTenant], settings: str) -> None:
         self._name = name
         self._handle = handle
         self._settings = settings
@@ -88,7 +88,9 @@ class RemoteHandler:
 class TenantIngress:
     """The HTTP routes of one tenant, in an application of its own."""
 
-    async def __init__(self, name: str, handler: dict[str, Any] | None, body_mib: int) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, name: str, handler: dict[str, Any] | None, body_mib: int
+    ) -> None:
         handlers = {}
         if handler is not None:
             handlers[name] = load_handler(HandlerSettings.model_validate(handler))
@@ -114,4 +116,6 @@ def tenant(
     handler="my_team.text:Handler")` and deploy it under a route prefix of your own.
     """
     own = None if handler is None else {"use": handler, "kwargs": kwargs}
-    return TenantIngress.options(name=name, num_replicas=num_replicas).bind(name, own, body_mib)
+    ingress = as_deployment(TenantIngress).options(name=name, num_replicas=num_replicas)
+    app: Application = ingress.bind(name, own, body_mib)
+    return app

@@ -105,8 +105,10 @@ def check_values(info: TenantInfo, arrays: Sequence[np.ndarray]) -> None:
     """Refuses in the inputs (in the tenant's order) an index beyond its table, which would make a
     launch be repeated, and NaN and Inf if the tenant wants that."""
     for port, array in zip(info.inputs, arrays, strict=True):
+        if not port.below:
+            continue
         # As an unsigned number a negative one is huge.
-        over = np.flatnonzero(array.view(f"u{array.itemsize}") >= port.below) if port.below else ()
+        over = np.flatnonzero(array.view(f"u{array.itemsize}") >= port.below)
         if len(over):
             given = f"index {array.flat[over[0]]}, allowed: 0 to {port.below - 1}"
             raise InferError(MALFORMED, f"input {port.name!r}: {given}")

@@ -14,6 +14,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
@@ -100,21 +101,20 @@ class _Connection(Link):
         self.send(Hello(PROTOCOL_VERSION, self._secret, fd, size))
 
     def on_message(self, message: Message, body: memoryview | bytes) -> None:
-        kind = type(message)
-        if kind is Result or kind is Failure or kind is Told:
+        if isinstance(message, (Result, Failure, Told)):
             entry = self.open.pop(message.id, None)
             if entry is None:
                 raise FrameError(f"answer to unknown request {message.id}")
             self._settle(entry, message, body)
-        elif kind is Directory:
+        elif isinstance(message, Directory):
             self._client._learn(message.tenants)
             if not self.welcome.done():
                 self.welcome.set_result(None)
-        elif kind is Welcome:
+        elif isinstance(message, Welcome):
             if self.arena:
                 self.arena.close_fd()
                 self.arena = self.arena if message.arena else None
-        elif kind is Goodbye:
+        elif isinstance(message, Goodbye):
             if message.is_refusal and not self.welcome.done():
                 self.welcome.set_exception(ChannelRefused(message.error))
             self.drop(message.error or "the scheduler said goodbye")
@@ -154,7 +154,7 @@ class _Connection(Link):
         refs, body = [], []
         for port, array, place in zip(info.inputs, arrays, places, strict=False):
             refs.append(TensorRef(port.dtype, array.shape, place))
-            if place < 0:
+            if place < 0 or self.arena is None:
                 body.append(array)
             else:
                 self.arena.view(port.dtype, array.shape, place)[...] = array
@@ -178,8 +178,7 @@ class _Connection(Link):
                     "memory", "the scheduler has not read what is on the way", _RETRY_AFTER_NS
                 )
         except InferError:
-            if entry.block >= 0:
-                self.arena.release(entry.block)
+            self._release(entry)
             raise
 
     def _enter(self, entry: _Open) -> int:
@@ -200,25 +199,31 @@ class _Connection(Link):
         ends = accumulate(large, initial=start)
         return [place if size else -1 for place, size in zip(ends, large, strict=False)]
 
-    def _settle(self, entry: _Open, message: Message, body: memoryview | bytes) -> None:
+    def _settle(
+        self, entry: _Open, message: Result | Failure | Told, body: memoryview | bytes
+    ) -> None:
         try:
             if entry.future.done():
                 return
-            if type(message) is Failure:
+            if isinstance(message, Failure):
                 error = InferError(message.reason, message.message, message.retry_after_ns)
                 error.is_counted = True
                 entry.future.set_exception(error)
-            elif type(message) is Told:
+            elif isinstance(message, Told):
                 entry.future.set_result(bytes(body))
             else:
                 entry.future.set_result(self._result(entry, message, body))
         except (InferError, ValueError) as error:  # not the server's answer to this request
             entry.future.set_exception(InferError("internal", f"answer of the scheduler: {error}"))
         finally:
-            if entry.block >= 0:
-                self.arena.release(entry.block)
+            self._release(entry)
+
+    def _release(self, entry: _Open) -> None:
+        if self.arena and entry.block >= 0:
+            self.arena.release(entry.block)
 
     def _result(self, entry: _Open, message: Result, body: memoryview | bytes) -> InferResult:
+        assert entry.info is not None, "an answer to `ask` has no tensors"
         arrays = take_tensors(message.outputs, body, self.arena)
         outputs = {
             port.name: array.copy() if ref.offset >= 0 else array
@@ -238,6 +243,7 @@ class SchedulerClient:
         self.last_error = ""
         self._resolver = resolver
         self._connection: _Connection | None = None
+        self._task: asyncio.Task[None]
         #: Set, and replaced, whenever directory or connection change.
         self._changed = asyncio.Event()
 
@@ -249,12 +255,7 @@ class SchedulerClient:
 
         Raises `ChannelRefused` if the scheduler is there and refuses.
         """
-        if isinstance(where, Endpoint):
-
-            async def resolver() -> Endpoint:
-                return where
-        else:
-            resolver = where
+        resolver = partial(_resolved, where) if isinstance(where, Endpoint) else where
         client = cls(resolver, limits or ChannelLimits())
         first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         client._task = asyncio.create_task(client._keep_connected(first))
@@ -320,10 +321,12 @@ class SchedulerClient:
 
     def report(self, refused: Sequence[Refused]) -> bool:
         """Tells the scheduler what was refused here. False: nobody is there to be told."""
-        if self.is_connected:
-            for start in range(0, len(refused), REFUSED_LIMIT):
-                self._connection.send(Report(tuple(refused[start : start + REFUSED_LIMIT])))
-        return self.is_connected
+        connection = self._connection
+        if connection is None or connection.closed:
+            return False
+        for start in range(0, len(refused), REFUSED_LIMIT):
+            connection.send(Report(tuple(refused[start : start + REFUSED_LIMIT])))
+        return not connection.closed
 
     async def close(self) -> None:
         self._task.cancel()
@@ -334,10 +337,11 @@ class SchedulerClient:
             self._connection = None
 
     def _live(self) -> _Connection:
-        if not self.is_connected:
+        connection = self._connection
+        if connection is None or connection.closed:
             why = f": {self.last_error}" if self.last_error else ""
             raise InferError(RESTARTING, f"no scheduler is connected{why}", _RETRY_AFTER_NS)
-        return self._connection
+        return connection
 
     def _learn(self, tenants: Sequence[TenantInfo]) -> None:
         self.directory = {info.name: info for info in tenants}
@@ -388,6 +392,10 @@ class SchedulerClient:
             connection.drop("given up")
             raise
         return connection
+
+
+async def _resolved(endpoint: Endpoint) -> Endpoint:
+    return endpoint
 
 
 def _check_frame(body_bytes: int, frame_bytes: int) -> None:

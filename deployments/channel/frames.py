@@ -161,7 +161,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pass
 
 
-class Hello(Message, tag=1):
+class Hello(Message, frozen=True, tag=1):
     """First frame of a client. `arena_fd` is its descriptor of a sealed memfd (see `arena`)."""
 
     version: int
@@ -170,7 +170,7 @@ class Hello(Message, tag=1):
     arena_bytes: int = 0
 
 
-class Infer(Message, tag=2):
+class Infer(Message, frozen=True, tag=2):
     """A request. Inputs are in the tenant's order; `outputs` are arena offsets (-1: inline)."""
 
     id: int
@@ -183,11 +183,11 @@ class Infer(Message, tag=2):
     priority: int = 0
 
 
-class Cancel(Message, tag=3):
+class Cancel(Message, frozen=True, tag=3):
     id: int
 
 
-class Ask(Message, tag=4):
+class Ask(Message, frozen=True, tag=4):
     id: int
     what: str
 
@@ -198,38 +198,38 @@ class Refused(NamedTuple):
     #: Empty when there is none of that name.
     tenant: str
     reason: str
-    count: int
+    requests: int
 
 
 #: Entries of one report.
 REFUSED_LIMIT: Final = 256
 
 
-class Report(Message, tag=11):
+class Report(Message, frozen=True, tag=11):
     """What a replica refused since its last report; there is no answer."""
 
     refused: tuple[Refused, ...]
 
 
-class Goodbye(Message, tag=5):
+class Goodbye(Message, frozen=True, tag=5):
     """Last frame of either side. `is_refusal`: trying again with the same bytes is no use."""
 
     error: str = ""
     is_refusal: bool = False
 
 
-class Welcome(Message, tag=6):
+class Welcome(Message, frozen=True, tag=6):
     """Answer to Hello. `arena` says whether the offered arena is in use."""
 
     version: int
     arena: bool = False
 
 
-class Directory(Message, tag=7):
+class Directory(Message, frozen=True, tag=7):
     tenants: tuple[TenantInfo, ...]
 
 
-class Result(Message, tag=8):
+class Result(Message, frozen=True, tag=8):
     id: int
     outputs: tuple[TensorRef, ...]
     queue_ns: int = 0
@@ -237,21 +237,23 @@ class Result(Message, tag=8):
     launches: int = 0
 
 
-class Failure(Message, tag=9):
+class Failure(Message, frozen=True, tag=9):
     id: int
     reason: str
     message: str
     retry_after_ns: int = 0
 
 
-class Told(Message, tag=10):
+class Told(Message, frozen=True, tag=10):
     """Answer to Ask: the body."""
 
     id: int
 
 
-FROM_CLIENT: Final = msgspec.msgpack.Decoder(Hello | Infer | Cancel | Ask | Goodbye | Report)
-FROM_SERVER: Final = msgspec.msgpack.Decoder(
+FROM_CLIENT: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(
+    Hello | Infer | Cancel | Ask | Goodbye | Report
+)
+FROM_SERVER: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(
     Welcome | Directory | Result | Failure | Told | Goodbye
 )
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
@@ -287,7 +289,7 @@ class FrameReader:
     """
 
     def __init__(
-        self, decoder: msgspec.msgpack.Decoder, frame_bytes: int, header_bytes: int
+        self, decoder: msgspec.msgpack.Decoder[Message], frame_bytes: int, header_bytes: int
     ) -> None:
         self._decode = decoder.decode
         self._frame_bytes = frame_bytes
@@ -324,7 +326,7 @@ class FrameReader:
         left = chunk[start:have]
         if len(left) >= PREFIX.size and size > CHUNK_BYTES:
             # Untouched pages of np.empty cost nothing: a claim alone does not fill memory.
-            self._large = memoryview(np.empty(size, np.uint8))
+            self._large = np.empty(size, np.uint8).data
             self._large[: len(left)] = left
         elif start:
             chunk[: len(left)] = left

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ _KEEPALIVE: Final = (5, 2, 3)
 
 class Link(asyncio.BufferedProtocol):
     def __init__(
-        self, decoder: msgspec.msgpack.Decoder, limits: ChannelLimits, header_bytes: int
+        self, decoder: msgspec.msgpack.Decoder[Message], limits: ChannelLimits, header_bytes: int
     ) -> None:
         self.limits = limits
         self.closed = False
@@ -47,7 +47,9 @@ class Link(asyncio.BufferedProtocol):
         #: Their bytes.
         self._out_bytes = 0
         self._flush_due = False
-        self._transport: asyncio.BaseTransport | None = None
+        #: From `connection_made` on.
+        self._transport: asyncio.Transport
+        self._is_made = False
         self._unread_timer: asyncio.TimerHandle | None = None
 
     def on_open(self) -> None: ...
@@ -112,7 +114,7 @@ class Link(asyncio.BufferedProtocol):
         """Ends the connection at once; does nothing on one that never came to be."""
         self.error = self.error or error
         self.closed = True
-        if self._transport:
+        if self._is_made:
             self._transport.abort()
 
     # --- called by the loop ---
@@ -139,9 +141,10 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._loop = asyncio.get_running_loop()
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._is_made = True
         limit = self.limits.unread_bytes
-        transport.set_write_buffer_limits(high=limit, low=limit // 4)
+        self._transport.set_write_buffer_limits(high=limit, low=limit // 4)
         self.socket = transport.get_extra_info("socket")
         if self.socket.family != socket.AF_UNIX:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -45,7 +45,8 @@ class ChannelServer:
         #: Replies of other threads, carried over by one wake-up per burst.
         self._replies: deque[tuple[Session, int, Answer]] = deque()
         self._is_woken = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        #: From `start` on; the thread is 0 before.
+        self._loop: asyncio.AbstractEventLoop
         self._thread = 0
 
     async def start(self) -> Endpoint:
@@ -79,7 +80,7 @@ class ChannelServer:
         """Tells all clients what `Backend.directory` says now; nothing before `start`."""
         if threading.get_ident() == self._thread:
             self._refresh()
-        elif self._loop and not self._loop.is_closed():
+        elif self._thread and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._refresh)
 
     def next_handle(self) -> int:
@@ -101,7 +102,7 @@ class ChannelServer:
     def _carry_replies(self) -> None:
         # First the flag: a reply queued from here on wakes the loop again.
         self._is_woken = False
-        touched = {}
+        touched: dict[Session, None] = {}
         while self._replies:
             session, number, answer = self._replies.popleft()
             session.answer(number, answer)

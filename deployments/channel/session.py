@@ -163,22 +163,21 @@ class Session(Link):
         )
 
     def on_message(self, message: Message, body: memoryview | bytes) -> None:
-        kind = type(message)
-        if not self._greeted and kind is not Hello:
-            raise FrameError(f"first frame is {kind.__name__}, allowed: Hello")
-        if kind is Infer:
+        if not self._greeted and not isinstance(message, Hello):
+            raise FrameError(f"first frame is {type(message).__name__}, allowed: Hello")
+        if isinstance(message, Infer):
             self._infer(message, body)
-        elif kind is Cancel:
+        elif isinstance(message, Cancel):
             if entry := self._pending.get(message.id):
                 self._server.backend.cancel(entry.handle)
-        elif kind is Ask:
+        elif isinstance(message, Ask):
             self._ask(message)
-        elif kind is Report:
+        elif isinstance(message, Report):
             for refused in message.refused[:REFUSED_LIMIT]:
                 self._server.backend.count_refused(refused)
-        elif kind is Hello:
+        elif isinstance(message, Hello):
             self._hello(message)
-        elif kind is Goodbye:
+        elif isinstance(message, Goodbye):
             self.close()
 
     def on_lost(self) -> None:
@@ -202,7 +201,8 @@ class Session(Link):
         if secret and not hmac.compare_digest(hello.secret.encode(), secret.encode()):
             raise FrameError("wrong secret")
         self._greeted = True
-        self._hello_timer.cancel()
+        if self._hello_timer:
+            self._hello_timer.cancel()
         if hello.arena_fd >= 0 and self._peer_pid:
             try:
                 self._arena = open_peer_arena(
@@ -334,6 +334,7 @@ class Session(Link):
                     f"{list(output.shape)}, not {ref.dtype} {list(ref.shape)}",
                 )
             if entry.outputs and entry.outputs[index] >= 0:
+                assert self._arena is not None  # `_check_outputs` saw to that
                 np.copyto(self._arena.view(ref.dtype, ref.shape, entry.outputs[index]), output)
             else:
                 inline.append(np.asarray(output, order="C"))

@@ -50,7 +50,8 @@ def join(client: Any, schema: Any) -> None:
     from ray._private.state import jobs
     from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
-    alive = {job["JobID"] for job in jobs() if not job["IsDead"]}
+    known: list[dict[str, Any]] = jobs()  # type: ignore[no-untyped-call]  # Ray's own, untyped
+    alive = {job["JobID"] for job in known if not job["IsDead"]}
     keys = {application.name: MARK + application.name for application in schema.applications}
     marks = {name: _internal_kv_get(key, namespace=NAMESPACE) for name, key in keys.items()}
     owners = {name: mark.decode() in alive for name, mark in marks.items() if mark}

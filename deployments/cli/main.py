@@ -79,7 +79,8 @@ def up(
     if port is not None:
         config["http_options"] = {**config.get("http_options", {}), "port": port}
     address = None if address == "local" else address
-    from coissue.deployments.cli.up import UpError, serve_until_interrupted
+    from coissue.deployments.cli.cluster import UpError
+    from coissue.deployments.cli.up import serve_until_interrupted
 
     try:
         serve_until_interrupted(config, settings, haproxy=haproxy, address=address, console=console)

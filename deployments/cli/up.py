@@ -188,7 +188,7 @@ def _deployed(config: dict[str, Any], settings: AppSettings) -> Iterator[Any]:
         first = error.errors()[0]
         path = ".".join(map(str, first["loc"]))
         raise UpError(f"{path}: {first['msg']}") from None
-    options = {
+    options: dict[str, Any] = {
         "http_options": schema.http_options.model_dump(),
         "proxy_location": schema.proxy_location,
         "grpc_options": gRPCOptions(**schema.grpc_options.model_dump()),
@@ -282,7 +282,8 @@ def _show_command(ray_url: str) -> str:
 def _gcs_address() -> str:
     import ray
 
-    return ray.get_runtime_context().gcs_address
+    address: str = ray.get_runtime_context().gcs_address
+    return address
 
 
 def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console) -> None:

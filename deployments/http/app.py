@@ -36,8 +36,8 @@ Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 HeaderMap = dict[bytes, bytes]
-#: Tenant, headers and body to an answer.
-Form = Callable[["TenantInfo", HeaderMap, bytes], Awaitable[Answer]]
+#: Tenant, headers, body and time of arrival to an answer.
+Form = Callable[["TenantInfo", HeaderMap, bytes, int], Awaitable[Answer]]
 
 #: Refusals reach the scheduler's metrics so much later.
 REPORT_AFTER_S: Final = 1.0
@@ -88,31 +88,33 @@ class HttpApp:
             status, headers, body = await self._route(scope, receive)
             self.counts["ok"] += 1
         except HttpError as error:
-            self._count(scope["path"], error)
-            status, headers, body = error.answer()
+            status, headers, body = self._refuse(scope, error)
         except asyncio.CancelledError:
             # The server noticed first that the client is gone.
             self.counts["client_gone"] += 1
             raise
         except Exception:
             log.exception("request failed path=%r", scope.get("path"))
-            error = HttpError("internal", INTERNAL)
-            self._count(scope["path"], error)
-            status, headers, body = error.answer()
+            status, headers, body = self._refuse(scope, HttpError("internal", INTERNAL))
         headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def _count(self, path: str, error: HttpError) -> None:
+    def _refuse(self, scope: Message, error: HttpError) -> Answer:
         self.counts[error.reason] += 1
-        if error.is_counted:
-            return
+        if not error.is_counted:
+            self._note(scope["path"], error.reason)
+        return error.answer()
+
+    def _note(self, path: str, reason: str) -> None:
+        """The scheduler is told of it later."""
         if not self._untold:
             asyncio.get_running_loop().call_later(REPORT_AFTER_S, self._report)
         found = _MODEL.search(path) or _PLAIN.search(path)
         client = self._client_source()
-        is_tenant = found is not None and client is not None and found[1] in client.directory
-        self._untold[found[1] if is_tenant else "", error.reason] += 1
+        name: str = found[1] if found else ""
+        is_tenant = client is not None and name in client.directory
+        self._untold[name if is_tenant else "", reason] += 1
 
     def _report(self) -> None:
         """At most tenants times reasons entries, once in `REPORT_AFTER_S`."""
