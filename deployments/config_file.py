@@ -15,6 +15,7 @@ from collections.abc import Hashable
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from textwrap import indent
+from types import GenericAlias
 from typing import Annotated, Any, Final, Literal
 
 import yaml
@@ -42,10 +43,6 @@ def _level(title: str, keys: str, /, **typed: Any) -> Any:
     """A level of the file: these `keys` of any type, which Ray checks, and the `typed` ones."""
     untyped: dict[str, Any] = dict.fromkeys(keys.split(), (Any, None))
     return create_model(title, __base__=_Strict, **untyped, **typed)
-
-
-def _list_of(level: Any) -> Any:
-    return list[level]
 
 
 def _check_route(route: str) -> str:
@@ -122,7 +119,7 @@ Application = _level(
     name=(Annotated[str, AfterValidator(_check_app_name)], "default"),
     route_prefix=(Route | None, "/"),
     args=(dict[str, Any], {}),
-    deployments=(_list_of(Deployment), []),
+    deployments=(GenericAlias(list, Deployment), []),
     logging_config=(LoggingOptions | None, None),
 )
 ServeConfig = _level(
@@ -133,7 +130,7 @@ ServeConfig = _level(
     http_options=(HttpOptions, HttpOptions()),
     grpc_options=(GrpcOptions | None, None),
     logging_config=(LoggingOptions | None, None),
-    applications=(_list_of(Application), Field(min_length=1)),
+    applications=(GenericAlias(list, Application), Field(min_length=1)),
 )
 
 

@@ -19,14 +19,7 @@ from coissue.deployments.channel.server import Answer
 from coissue.kernels.cpu.border import Arrival, Border, Reader, enter
 from coissue.kernels.cpu.device import BoundKernel, Buffers, CpuDevice, DeviceSegment
 from coissue.kernels.lowered import Lowered
-from coissue.scheduler.messages import (
-    Complete,
-    Launch,
-    Outcome,
-    RequestId,
-    SignatureId,
-    TenantSpec,
-)
+from coissue.scheduler.messages import Complete, Launch, Outcome, RequestId, SignatureId, TenantSpec
 from coissue.scheduler.ports import LaunchError
 
 Reply = Callable[[Answer], None]

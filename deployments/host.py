@@ -39,13 +39,7 @@ from coissue.kernels.cpu.device import CpuDevice
 from coissue.kernels.cpu.measure import GRID
 from coissue.scheduler.clock import MonotonicClock
 from coissue.scheduler.core import Core
-from coissue.scheduler.messages import (
-    Cancelled,
-    Drain,
-    PolicyChosen,
-    RequestId,
-    Submitted,
-)
+from coissue.scheduler.messages import Cancelled, Drain, PolicyChosen, RequestId, Submitted
 from coissue.scheduler.policies import POLICIES
 from coissue.scheduler.ports import CoreLimits
 from coissue.scheduler.recording import Recorder

@@ -11,21 +11,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from needs import find_tool
 
 ROOT = Path(__file__).parents[1]
-
-#: Tools that a test may skip for want of, unless COISSUE_REQUIRE names them (as CI does).
-TOOLS = {"cxx": ("g++", "clang++"), "prometheus": ("prometheus",), "wrk": ("wrk",)}
-REQUIRED = set(filter(None, os.environ.get("COISSUE_REQUIRE", "").split(",")))
-
-
-def find_tool(name: str) -> str:
-    """The tool's path. Skips the test without it, or fails where it is required."""
-    path = next(filter(None, map(shutil.which, TOOLS[name])), None)
-    if path is None:
-        report = pytest.fail if name in REQUIRED else pytest.skip
-        report(f"needs {' or '.join(TOOLS[name])}, which is not installed")
-    return path
 
 
 @pytest.fixture

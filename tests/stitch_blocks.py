@@ -11,58 +11,18 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from stitch_reference import compute, move
 
 from coissue.kernels.interpreter import NUMPY_DTYPES, store
 from coissue.kernels.ir import DTYPE_BYTES
-from coissue.kernels.optable.pointwise import BINARY, UNARY
 from coissue.kernels.stitch.graph import Graph, Kind, Node
 from coissue.kernels.stitch.plan import Home, Order, StitchedKernel, StitchPlan
-
-REDUCE = {"sum": np.sum, "prod": np.prod, "amax": np.max, "amin": np.min, "any": np.any,
-          "all": np.all}  # fmt: skip
-SCALAR = {
-    **{name: row[1] for name, row in (UNARY | BINARY).items()},
-    "where": np.where, "expm1": np.expm1, "logical_not": np.logical_not,
-    "cast": lambda x: x,
-}  # fmt: skip
 
 
 def apply(node: Node, operands: list[np.ndarray]) -> np.ndarray:
     """The node's array from its operands'."""
-    wide = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in operands]
     with np.errstate(all="ignore"):
-        if node.kind is Kind.CONSTANT:
-            made = np.asarray(node.value)
-        elif node.kind is Kind.POINTWISE:
-            made = np.broadcast_to(np.asarray(SCALAR[node.name](*wide)), node.shape)
-        elif node.kind is Kind.REDUCE:
-            made = np.asarray(REDUCE[node.name](wide[0], axis=node.axes))
-        elif node.kind is Kind.DOT:
-            made = np.matmul(*wide)
-        else:
-            made = move(node, operands)
-        return store(made, node.dtype)
-
-
-def move(node: Node, operands: list[np.ndarray]) -> np.ndarray:
-    """The kinds that only say where elements are."""
-    x = operands[0]
-    if node.kind is Kind.BROADCAST:
-        shape = [1] * len(node.shape)
-        for extent, axis in zip(x.shape, node.axes, strict=True):
-            shape[axis] = extent
-        return np.broadcast_to(x.reshape(shape), node.shape)
-    if node.kind is Kind.RESHAPE:
-        return x.reshape(node.shape)
-    if node.kind is Kind.TRANSPOSE:
-        return x.transpose(node.axes)
-    if node.kind is Kind.SLICE:
-        axis, start, step = node.axes
-        return np.take(x, start + step * np.arange(node.shape[axis]), axis=axis)
-    if node.kind is Kind.CONCAT:
-        return np.concatenate(operands, axis=node.axes[0])
-    assert node.kind is Kind.GATHER
-    return np.take(x, operands[1], axis=node.axes[0])
+        return store(compute(node, operands), node.dtype)
 
 
 def known(node: Node, masks: list[np.ndarray]) -> np.ndarray:

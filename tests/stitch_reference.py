@@ -50,10 +50,12 @@ def _hold(array: np.ndarray, node: Node) -> np.ndarray:
 
 
 def _one(graph: Graph, node: Node, values, unit: int | None) -> np.ndarray:
-    operands = []
-    for operand in node.operands:
-        value = values[operand]
-        operands.append(value[unit] if graph.nodes[operand].per_unit else value)
+    each = [(values[operand], graph.nodes[operand].per_unit) for operand in node.operands]
+    return compute(node, [value[unit] if per_unit else value for value, per_unit in each])
+
+
+def compute(node: Node, operands: list[np.ndarray]) -> np.ndarray:
+    """The node's array from its operands', not yet rounded to its dtype: what each kind means."""
     wide = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in operands]
     match node.kind:
         case Kind.CONSTANT:
@@ -64,30 +66,34 @@ def _one(graph: Graph, node: Node, values, unit: int | None) -> np.ndarray:
             fn = EXTRA.get(node.name) or OPS[node.name].run
             return np.broadcast_to(np.asarray(fn(*wide)), node.shape)
         case Kind.REDUCE:
-            x = wide[0] if wide[0].dtype.kind == "f" or node.name not in ("sum", "prod") else (
-                wide[0].astype(np.int64))  # fmt: skip
-            return np.asarray(REDUCE[node.name](x, axis=node.axes))
-        case Kind.BROADCAST:
-            shape = [1] * len(node.shape)
-            for extent, axis in zip(operands[0].shape, node.axes, strict=True):
-                shape[axis] = extent
-            return np.broadcast_to(operands[0].reshape(shape), node.shape)
-        case Kind.RESHAPE:
-            return operands[0].reshape(node.shape)
-        case Kind.TRANSPOSE:
-            return operands[0].transpose(node.axes)
-        case Kind.SLICE:
-            axis, start, step = node.axes
-            picks = start + step * np.arange(node.shape[axis])
-            return np.take(operands[0], picks, axis=axis)
-        case Kind.CONCAT:
-            return np.concatenate(operands, axis=node.axes[0])
+            return np.asarray(REDUCE[node.name](wide[0], axis=node.axes))
         case Kind.DOT:
-            return np.matmul(wide[0], wide[1])
+            return np.matmul(*wide)
         case Kind.GATHER:
             extent = operands[0].shape[node.axes[0]]
             picks = np.where(operands[1] < 0, operands[1] + extent, operands[1])
             return np.take(operands[0], np.clip(picks, 0, extent - 1), axis=node.axes[0])
+    return move(node, operands)
+
+
+def move(node: Node, operands: list[np.ndarray]) -> np.ndarray:
+    """The kinds that only say where elements are."""
+    x = operands[0]
+    match node.kind:
+        case Kind.BROADCAST:
+            shape = [1] * len(node.shape)
+            for extent, axis in zip(x.shape, node.axes, strict=True):
+                shape[axis] = extent
+            return np.broadcast_to(x.reshape(shape), node.shape)
+        case Kind.RESHAPE:
+            return x.reshape(node.shape)
+        case Kind.TRANSPOSE:
+            return x.transpose(node.axes)
+        case Kind.SLICE:
+            axis, start, step = node.axes
+            return np.take(x, start + step * np.arange(node.shape[axis]), axis=axis)
+        case Kind.CONCAT:
+            return np.concatenate(operands, axis=node.axes[0])
     raise AssertionError(node.kind)
 
 
@@ -98,7 +104,10 @@ def simple_kernel(
 
     SHARED: what reduces, and what several nodes or a reducing node read. Without `shared` all that
     is not handed out is INLINE."""
-    consumers = graph.consumers()
+    consumers: list[list[int]] = [[] for _ in graph.nodes]
+    for index, node in enumerate(graph.nodes):
+        for operand in set(node.operands):
+            consumers[operand].append(index)
     nodes = [i for i, n in enumerate(graph.nodes) if n.kind not in (Kind.PARAMETER, Kind.CONSTANT)]
     heavy = (Kind.REDUCE, Kind.DOT)
     homes, buffers, place = {}, {}, 0

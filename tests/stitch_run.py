@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
-import pytest
+from needs import find_tool
 from stitch_reference import from_memory, memory_dtype, to_memory
 
 from coissue.kernels.stitch.cpp import FLAGS, render_cpp
@@ -27,13 +25,10 @@ EMULATION_FLAGS = ("-std=c++17", "-O1", "-fwrapv", "-fno-strict-aliasing", "-fPI
 def compile_cpp(source: str, folder: Path, flags=FLAGS) -> ctypes.CDLL:
     name = hashlib.sha256((source + str(flags)).encode()).hexdigest()[:16]
     text, library = folder / f"{name}.cpp", folder / f"{name}.so"
-    if not shutil.which("g++"):
-        required = "cxx" in os.environ.get("COISSUE_REQUIRE", "").split(",")
-        (pytest.fail if required else pytest.skip)("needs g++, which is not installed")
     if not library.exists():
         text.write_text(source)
         run = subprocess.run(
-            ["g++", *flags, "-Wall", "-Wextra", "-Wno-unused", "-Wno-unknown-pragmas",
+            [find_tool("cxx"), *flags, "-Wall", "-Wextra", "-Wno-unused", "-Wno-unknown-pragmas",
              "-o", str(library), str(text)],
             capture_output=True, text=True, check=False,
         )  # fmt: skip

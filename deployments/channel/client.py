@@ -21,42 +21,22 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from coissue.deployments.channel import frames
 from coissue.deployments.channel.arena import Arena, round_up, take_tensors
 from coissue.deployments.channel.checking import STALE, TOO_LARGE, InferError, check_inputs, show
-from coissue.deployments.channel.frames import (
-    FROM_SERVER,
-    INLINE_BYTES,
-    PROTOCOL_VERSION,
-    REFUSED_LIMIT,
-    Ask,
-    Cancel,
-    ChannelLimits,
-    Directory,
-    Endpoint,
-    Failure,
-    FrameError,
-    Goodbye,
-    Hello,
-    Infer,
-    Message,
-    Refused,
-    Report,
-    Result,
-    TenantInfo,
-    TensorRef,
-    Told,
-    Welcome,
-)
+from coissue.deployments.channel.frames import ChannelLimits, Endpoint, TenantInfo, TensorRef
 from coissue.deployments.channel.link import Link
 
 RESTARTING: Final = "restarting"
-_BACKOFF_S: Final = (0.02, 1.0)
+_BACKOFF_S: Final = 0.02
+_BACKOFF_S_MAX: Final = 1.0
 _ATTEMPT_S: Final = 10.0
 _RETRY_AFTER_NS: Final = 1_000_000_000
 #: Room for the header in the largest frame.
 _HEADER_ROOM: Final = 4096
 
 Resolver = Callable[[], Awaitable[Endpoint]]
+_Answer = frames.Result | frames.Failure | frames.Told
 
 
 class ChannelRefused(Exception):
@@ -85,7 +65,7 @@ class _Connection(Link):
 
     def __init__(self, client: SchedulerClient, endpoint: Endpoint) -> None:
         limits = client.limits
-        super().__init__(FROM_SERVER, limits, limits.header_bytes * 256)
+        super().__init__(frames.FROM_SERVER, limits, limits.header_bytes * 256)
         loop = asyncio.get_running_loop()
         self.arena = Arena(limits.arena_bytes) if endpoint.path and limits.arena_bytes else None
         #: Requests without an answer by id; also those cancelled.
@@ -98,23 +78,23 @@ class _Connection(Link):
 
     def on_open(self) -> None:
         fd, size = (self.arena.fd, self.arena.num_bytes) if self.arena else (-1, 0)
-        self.send(Hello(PROTOCOL_VERSION, self._secret, fd, size))
+        self.send(frames.Hello(frames.PROTOCOL_VERSION, self._secret, fd, size))
 
-    def on_message(self, message: Message, body: memoryview | bytes) -> None:
-        if isinstance(message, (Result, Failure, Told)):
+    def on_message(self, message: frames.Message, body: frames.Body) -> None:
+        if isinstance(message, (frames.Result, frames.Failure, frames.Told)):
             entry = self.open.pop(message.id, None)
             if entry is None:
-                raise FrameError(f"answer to unknown request {message.id}")
+                raise frames.FrameError(f"answer to unknown request {message.id}")
             self._settle(entry, message, body)
-        elif isinstance(message, Directory):
+        elif isinstance(message, frames.Directory):
             self._client._learn(message.tenants)
             if not self.welcome.done():
                 self.welcome.set_result(None)
-        elif isinstance(message, Welcome):
+        elif isinstance(message, frames.Welcome):
             if self.arena:
                 self.arena.close_fd()
                 self.arena = self.arena if message.arena else None
-        elif isinstance(message, Goodbye):
+        elif isinstance(message, frames.Goodbye):
             if message.is_refusal and not self.welcome.done():
                 self.welcome.set_exception(ChannelRefused(message.error))
             self.drop(message.error or "the scheduler said goodbye")
@@ -134,7 +114,7 @@ class _Connection(Link):
 
     def ask(self, what: str) -> asyncio.Future[bytes]:
         entry = _Open(self._loop.create_future())
-        self.send(Ask(self._enter(entry), what))
+        self.send(frames.Ask(self._enter(entry), what))
         return entry.future
 
     def infer(
@@ -162,9 +142,10 @@ class _Connection(Link):
             self._check_inline(entry, sum(array.nbytes for array in body))
         number = self._enter(entry)
         outputs = tuple(places[len(arrays) :]) if entry.block >= 0 else ()
-        self.send(
-            Infer(number, info.name, info.version, tuple(refs), outputs, budget_ns, priority), body
+        message = frames.Infer(
+            number, info.name, info.version, tuple(refs), outputs, budget_ns, priority
         )
+        self.send(message, body)
         if len(self.open) == 1:
             self.flush()  # a lone request has nobody to share the write with
         return number, entry.future
@@ -172,8 +153,10 @@ class _Connection(Link):
     def _check_inline(self, entry: _Open, num_bytes: int) -> None:
         """Whether so much may go inline now. Raises `InferError`."""
         try:
-            _check_frame(num_bytes, self.limits.frame_bytes)
-            if num_bytes > INLINE_BYTES and self.is_full:
+            allowed = self.limits.frame_bytes - _HEADER_ROOM
+            if num_bytes > allowed:
+                raise InferError(TOO_LARGE, f"inputs: {num_bytes} bytes, allowed: {allowed}")
+            if num_bytes > frames.INLINE_BYTES and self.is_full:
                 raise InferError(
                     "memory", "the scheduler has not read what is on the way", _RETRY_AFTER_NS
                 )
@@ -189,9 +172,9 @@ class _Connection(Link):
     def _reserve(self, entry: _Open, sizes: list[int]) -> list[int]:
         """Where each tensor goes: one block for all the large ones, or inline (-1)."""
         inline = [-1] * len(sizes)
-        if self.arena is None or max(sizes, default=0) <= INLINE_BYTES:
+        if self.arena is None or max(sizes, default=0) <= frames.INLINE_BYTES:
             return inline
-        large = [round_up(size) if size > INLINE_BYTES else 0 for size in sizes]
+        large = [round_up(size) if size > frames.INLINE_BYTES else 0 for size in sizes]
         start = self.arena.reserve(sum(large))
         if start is None:
             return inline
@@ -199,17 +182,15 @@ class _Connection(Link):
         ends = accumulate(large, initial=start)
         return [place if size else -1 for place, size in zip(ends, large, strict=False)]
 
-    def _settle(
-        self, entry: _Open, message: Result | Failure | Told, body: memoryview | bytes
-    ) -> None:
+    def _settle(self, entry: _Open, message: _Answer, body: frames.Body) -> None:
         try:
             if entry.future.done():
                 return
-            if isinstance(message, Failure):
+            if isinstance(message, frames.Failure):
                 error = InferError(message.reason, message.message, message.retry_after_ns)
                 error.is_counted = True
                 entry.future.set_exception(error)
-            elif isinstance(message, Told):
+            elif isinstance(message, frames.Told):
                 entry.future.set_result(bytes(body))
             else:
                 entry.future.set_result(self._result(entry, message, body))
@@ -222,7 +203,7 @@ class _Connection(Link):
         if self.arena and entry.block >= 0:
             self.arena.release(entry.block)
 
-    def _result(self, entry: _Open, message: Result, body: memoryview | bytes) -> InferResult:
+    def _result(self, entry: _Open, message: frames.Result, body: frames.Body) -> InferResult:
         assert entry.info is not None, "an answer to `ask` has no tensors"
         arrays = take_tensors(message.outputs, body, self.arena)
         outputs = {
@@ -307,7 +288,7 @@ class SchedulerClient:
                 return await future
             except asyncio.CancelledError:
                 if number in connection.open:
-                    connection.send(Cancel(number))
+                    connection.send(frames.Cancel(number))
                 raise
             except InferError as error:
                 # The directory with the new version came before this answer.
@@ -319,13 +300,13 @@ class SchedulerClient:
         """The scheduler's "metrics", "status" or "timeline"."""
         return await self._live().ask(what)
 
-    def report(self, refused: Sequence[Refused]) -> bool:
+    def report(self, refused: Sequence[frames.Refused]) -> bool:
         """Tells the scheduler what was refused here. False: nobody is there to be told."""
         connection = self._connection
         if connection is None or connection.closed:
             return False
-        for start in range(0, len(refused), REFUSED_LIMIT):
-            connection.send(Report(tuple(refused[start : start + REFUSED_LIMIT])))
+        for start in range(0, len(refused), frames.REFUSED_LIMIT):
+            connection.send(frames.Report(tuple(refused[start : start + frames.REFUSED_LIMIT])))
         return not connection.closed
 
     async def close(self) -> None:
@@ -352,7 +333,7 @@ class SchedulerClient:
         self._changed = asyncio.Event()
 
     async def _keep_connected(self, first: asyncio.Future[None]) -> None:
-        backoff_s = _BACKOFF_S[0]
+        backoff_s = _BACKOFF_S
         while True:
             try:
                 async with asyncio.timeout(_ATTEMPT_S):
@@ -365,9 +346,9 @@ class SchedulerClient:
                         return
                     first.set_result(None)
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-                backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+                backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
                 continue
-            backoff_s = _BACKOFF_S[0]
+            backoff_s = _BACKOFF_S
             self._connection = connection
             self._notify()
             if not first.done():
@@ -396,10 +377,3 @@ class SchedulerClient:
 
 async def _resolved(endpoint: Endpoint) -> Endpoint:
     return endpoint
-
-
-def _check_frame(body_bytes: int, frame_bytes: int) -> None:
-    if body_bytes + _HEADER_ROOM > frame_bytes:
-        raise InferError(
-            TOO_LARGE, f"inputs: {body_bytes} bytes, allowed: {frame_bytes - _HEADER_ROOM}"
-        )

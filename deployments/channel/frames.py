@@ -43,6 +43,10 @@ NUMPY_DTYPES: Final[dict[str, np.dtype]] = {
 DTYPE_NAMES: Final[dict[np.dtype, str]] = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 
+#: The tensors of a frame that are not in shared memory.
+Body = memoryview | bytes
+
+
 class FrameError(Exception):
     """The peer sent bytes that are not a frame: the connection cannot go on."""
 
@@ -304,7 +308,7 @@ class FrameReader:
         """Where the next bytes go; never empty."""
         return (self._chunk if self._large is None else self._large)[self._have :]
 
-    def feed(self, num_bytes: int) -> Iterator[tuple[Message, memoryview | bytes]]:
+    def feed(self, num_bytes: int) -> Iterator[tuple[Message, Body]]:
         """All frames complete with the next `num_bytes`. Raises `FrameError` at a bad one."""
         self._have += num_bytes
         if self._large is not None:
@@ -340,9 +344,7 @@ class FrameReader:
             f"allowed: {PREFIX.size + header_size} to {self._frame_bytes}"
         )
 
-    def _split(
-        self, frame: memoryview, header_size: int, *, copy: bool
-    ) -> tuple[Message, memoryview | bytes]:
+    def _split(self, frame: memoryview, header_size: int, *, copy: bool) -> tuple[Message, Body]:
         end = PREFIX.size + header_size
         try:
             message = self._decode(frame[PREFIX.size : end])

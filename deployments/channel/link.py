@@ -19,6 +19,7 @@ import numpy as np
 
 from coissue.deployments.channel.frames import (
     INLINE_BYTES,
+    Body,
     ChannelLimits,
     FrameError,
     FrameReader,
@@ -54,7 +55,7 @@ class Link(asyncio.BufferedProtocol):
 
     def on_open(self) -> None: ...
 
-    def on_message(self, message: Message, body: memoryview | bytes) -> None:
+    def on_message(self, message: Message, body: Body) -> None:
         raise NotImplementedError
 
     def on_lost(self) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 import numpy as np
 
+from coissue.deployments.channel import frames
 from coissue.deployments.channel.arena import Mapping, open_peer_arena, take_tensors
 from coissue.deployments.channel.checking import (
     MALFORMED,
@@ -35,28 +36,7 @@ from coissue.deployments.channel.checking import (
     check_values,
     show,
 )
-from coissue.deployments.channel.frames import (
-    DTYPE_NAMES,
-    FROM_CLIENT,
-    PROTOCOL_VERSION,
-    REFUSED_LIMIT,
-    Ask,
-    Cancel,
-    Directory,
-    Failure,
-    FrameError,
-    Goodbye,
-    Hello,
-    Infer,
-    Message,
-    Refused,
-    Report,
-    Result,
-    TenantInfo,
-    TensorRef,
-    Told,
-    Welcome,
-)
+from coissue.deployments.channel.frames import DTYPE_NAMES, Refused, TenantInfo, TensorRef
 from coissue.deployments.channel.link import Link
 from coissue.scheduler.ready import PRIORITIES
 
@@ -131,7 +111,7 @@ class Session(Link):
     """One client's connection."""
 
     def __init__(self, server: ChannelServer) -> None:
-        super().__init__(FROM_CLIENT, server.limits, server.limits.header_bytes)
+        super().__init__(frames.FROM_CLIENT, server.limits, server.limits.header_bytes)
         self._server = server
         self._arena: Mapping | None = None
         self._greeted = False
@@ -162,22 +142,22 @@ class Session(Link):
             self.limits.hello_s, self.close, f"no hello within {self.limits.hello_s} s"
         )
 
-    def on_message(self, message: Message, body: memoryview | bytes) -> None:
-        if not self._greeted and not isinstance(message, Hello):
-            raise FrameError(f"first frame is {type(message).__name__}, allowed: Hello")
-        if isinstance(message, Infer):
+    def on_message(self, message: frames.Message, body: frames.Body) -> None:
+        if not self._greeted and not isinstance(message, frames.Hello):
+            raise frames.FrameError(f"first frame is {type(message).__name__}, allowed: Hello")
+        if isinstance(message, frames.Infer):
             self._infer(message, body)
-        elif isinstance(message, Cancel):
+        elif isinstance(message, frames.Cancel):
             if entry := self._pending.get(message.id):
                 self._server.backend.cancel(entry.handle)
-        elif isinstance(message, Ask):
+        elif isinstance(message, frames.Ask):
             self._ask(message)
-        elif isinstance(message, Report):
-            for refused in message.refused[:REFUSED_LIMIT]:
+        elif isinstance(message, frames.Report):
+            for refused in message.refused[: frames.REFUSED_LIMIT]:
                 self._server.backend.count_refused(refused)
-        elif isinstance(message, Hello):
+        elif isinstance(message, frames.Hello):
             self._hello(message)
-        elif isinstance(message, Goodbye):
+        elif isinstance(message, frames.Goodbye):
             self.close()
 
     def on_lost(self) -> None:
@@ -192,14 +172,15 @@ class Session(Link):
             self._server.backend.cancel(entry.handle)
         self._arena = None  # unmapped with the last array on it
 
-    def _hello(self, hello: Hello) -> None:
+    def _hello(self, hello: frames.Hello) -> None:
         if self._greeted:
-            raise FrameError("a second Hello")
-        if hello.version != PROTOCOL_VERSION:
-            raise FrameError(f"protocol version {hello.version}, allowed: {PROTOCOL_VERSION}")
+            raise frames.FrameError("a second Hello")
+        if hello.version != frames.PROTOCOL_VERSION:
+            given = f"protocol version {hello.version}"
+            raise frames.FrameError(f"{given}, allowed: {frames.PROTOCOL_VERSION}")
         secret = self._server.endpoint.secret
         if secret and not hmac.compare_digest(hello.secret.encode(), secret.encode()):
-            raise FrameError("wrong secret")
+            raise frames.FrameError("wrong secret")
         self._greeted = True
         if self._hello_timer:
             self._hello_timer.cancel()
@@ -210,12 +191,12 @@ class Session(Link):
                 )
             except (OSError, ValueError) as error:
                 log.warning("channel arena refused: pid=%d error=%s", self._peer_pid, error)
-        self.send(Welcome(PROTOCOL_VERSION, self._arena is not None))
-        self.send(Directory(tuple(self._server.tenants.values())))
+        self.send(frames.Welcome(frames.PROTOCOL_VERSION, self._arena is not None))
+        self.send(frames.Directory(tuple(self._server.tenants.values())))
 
-    def _infer(self, message: Infer, body: memoryview | bytes) -> None:
+    def _infer(self, message: frames.Infer, body: frames.Body) -> None:
         if message.id in self._pending:
-            raise FrameError(f"request {message.id} is open already")
+            raise frames.FrameError(f"request {message.id} is open already")
         try:
             request, entry = self._check(message, body)
         except InferError as error:
@@ -232,7 +213,7 @@ class Session(Link):
             log.exception("submit failed: tenant=%s", message.tenant)
             reply(Answer(reason="internal", message="the scheduler failed to take the request"))
 
-    def _check(self, message: Infer, body: memoryview | bytes) -> tuple[SubmitRequest, _Pending]:
+    def _check(self, message: frames.Infer, body: frames.Body) -> tuple[SubmitRequest, _Pending]:
         info = self._server.tenants.get(message.tenant)
         limits = self.limits
         if info is None:
@@ -257,17 +238,11 @@ class Session(Link):
         handle = self._server.next_handle()
         return (
             SubmitRequest(
-                handle,
-                info.name,
-                info.version,
-                rows,
-                tokens,
-                inputs,
-                message.budget_ns,
-                message.priority,
+                handle, info.name, info.version, rows, tokens, inputs,
+                message.budget_ns, message.priority,
             ),
             _Pending(handle, info, rows, tokens, message.outputs, held),
-        )
+        )  # fmt: skip
 
     def _check_outputs(
         self, info: TenantInfo, offsets: tuple[int, ...], rows: int, tokens: int
@@ -316,7 +291,8 @@ class Session(Link):
         except InferError as error:
             self._fail(number, error)
             return
-        self.send(Result(number, refs, answer.queue_ns, answer.device_ns, answer.launches), inline)
+        result = frames.Result(number, refs, answer.queue_ns, answer.device_ns, answer.launches)
+        self.send(result, inline)
 
     def _place(
         self, entry: _Pending, outputs: Sequence[np.ndarray]
@@ -343,14 +319,14 @@ class Session(Link):
             refs = tuple([TensorRef(ref.dtype, ref.shape, offset) for ref, offset in placed])
         return refs, inline
 
-    def push(self, message: Directory) -> None:
+    def push(self, message: frames.Directory) -> None:
         if self._greeted:
             self.send(message)
 
     def _fail(self, number: int, error: InferError) -> None:
-        self.send(Failure(number, error.reason, error.message, error.retry_after_ns))
+        self.send(frames.Failure(number, error.reason, error.message, error.retry_after_ns))
 
-    def _ask(self, message: Ask) -> None:
+    def _ask(self, message: frames.Ask) -> None:
         if self._asks >= _ASKS:
             self._fail(message.id, InferError("window_full", f"asks: {_ASKS} are open already"))
             return
@@ -358,14 +334,14 @@ class Session(Link):
         future = self._loop.run_in_executor(None, self._server.backend.ask, message.what)
         future.add_done_callback(partial(self._told, message))
 
-    def _told(self, message: Ask, future: asyncio.Future[bytes]) -> None:
+    def _told(self, message: frames.Ask, future: asyncio.Future[bytes]) -> None:
         self._asks -= 1
         if future.cancelled():
             return
         error = future.exception()
         if error is None:
             data = np.frombuffer(future.result(), np.uint8)
-            self.send(Told(message.id), [data])
+            self.send(frames.Told(message.id), [data])
         elif isinstance(error, KeyError):
             self._fail(message.id, InferError(MALFORMED, f"what: {show(message.what)} is unknown"))
         else:

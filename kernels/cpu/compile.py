@@ -325,8 +325,8 @@ class _Builder:
             _NONE if v == ABSENT else self._input_slot(v, as_tensor=False)
             for v in (*norm.inputs[1:], ABSENT, ABSENT)[:4]
         ]
-        # `spec` has checked that it is a number.
-        eps, found = float(norm.attrs["eps"] or 0), self._new_slot()  # type: ignore[arg-type]
+        eps, found = norm.attrs["eps"], self._new_slot()
+        assert isinstance(eps, int | float), "`spec` lets nothing else through"
 
         def fill(env: list[Any]) -> None:
             env[found] = find_norm([env[slot] for slot in (b, *given)], eps)

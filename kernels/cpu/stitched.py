@@ -18,10 +18,8 @@ its own weights' addresses: packed values are neither cut nor joined.
 from __future__ import annotations
 
 import ctypes
-import heapq
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final
@@ -33,6 +31,7 @@ from coissue.kernels.cpu.exact import Part
 from coissue.kernels.cpu.frame import Frame, Packing
 from coissue.kernels.cpu.native import Call, Run
 from coissue.kernels.lowered import Layout
+from coissue.kernels.passes.order import in_order
 
 Step = Callable[[Frame], None]
 #: A step with the slots that no later one reads.
@@ -250,24 +249,10 @@ def _sorted(parts: Mapping[int, Part], groups: Sequence[list[int]]) -> list[list
     """Groups of parts after those that make what they read."""
     home = {place: g for g, places in enumerate(groups) for place in places}
     maker = {slot: home[p] for p, part in parts.items() for slot, _ in part.writes}
-    readers: dict[int, set[int]] = {g: set() for g in range(len(groups))}
+    needs: dict[int, set[int]] = {g: set() for g in range(len(groups))}
     for place, part in parts.items():
-        for slot, _ in part.reads:
-            if slot in maker:
-                readers[maker[slot]].add(home[place])
-    waits = Counter(other for g, found in readers.items() for other in found if other != g)
-    ready = [g for g in readers if not waits[g]]
-    order = []
-    while ready:
-        g = heapq.heappop(ready)
-        order.append(groups[g])
-        for other in readers[g] - {g}:
-            waits[other] -= 1
-            if not waits[other]:
-                heapq.heappush(ready, other)
-    if len(order) < len(groups):
-        raise ValueError("runs of ops depend on each other in a circle")
-    return order
+        needs[home[place]] |= {maker[slot] for slot, _ in part.reads if slot in maker}
+    return [groups[g] for g in in_order({g: found - {g} for g, found in needs.items()})]
 
 
 def _kills(parts: Mapping[int, Part], order: Sequence[int]) -> dict[int, tuple[int, ...]]:

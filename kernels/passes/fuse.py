@@ -14,7 +14,6 @@ other in a circle.
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
@@ -22,6 +21,7 @@ from typing import Final
 from coissue.kernels.ir import ABSENT, Op, Program
 from coissue.kernels.lowered import Kernel, KernelKind, Layout, Lowered, Mode
 from coissue.kernels.passes.layouts import POINTWISE, is_splittable
+from coissue.kernels.passes.order import in_order
 from coissue.kernels.signature import sign
 
 ANCHORS: Final[dict[str, KernelKind]] = {
@@ -152,23 +152,7 @@ class Grouping:
 
     def _sorted(self, home: Mapping[int, int]) -> list[int]:
         """The groups in an order that can be run, as near to the program's as can be."""
-        waiting = {group: set(needs) for group, needs in self._needs(home).items()}
-        waited_for: dict[int, list[int]] = defaultdict(list)
-        for group, needs in waiting.items():
-            for need in needs:
-                waited_for[need].append(group)
-        ready = [group for group, needs in waiting.items() if not needs]
-        heapq.heapify(ready)
-        order = []
-        while ready:
-            group = heapq.heappop(ready)
-            order.append(group)
-            for other in waited_for[group]:
-                waiting[other].discard(group)
-                if not waiting[other]:
-                    heapq.heappush(ready, other)
-        assert len(order) == len(waiting), "kernels depend on each other in a circle"
-        return order
+        return in_order(self._needs(home))
 
     def _fixed(self, ops: Iterable[int]) -> set[int]:
         """The FIXED ops that `ops` need."""

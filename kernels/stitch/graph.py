@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -77,11 +76,3 @@ class Graph:
     nodes: tuple[Node, ...]
     #: The nodes that others outside need, in the order of the IR values they are.
     outputs: tuple[int, ...]
-
-    def consumers(self) -> Sequence[Sequence[int]]:
-        """Per node: the nodes that read it, in order."""
-        found: list[list[int]] = [[] for _ in self.nodes]
-        for index, node in enumerate(self.nodes):
-            for operand in dict.fromkeys(node.operands):
-                found[operand].append(index)
-        return found

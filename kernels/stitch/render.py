@@ -8,6 +8,7 @@ moving it out can change nothing: turns of a loop never read what another turn w
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -59,7 +60,7 @@ def indent(lines: Sequence[str]) -> Lines:
     return ["  " + line for line in lines]
 
 
-class Renderer:
+class Renderer(ABC):
     #: In memory, and in a variable: arithmetic of the 16-bit floats is in float.
     STORED: ClassVar[dict[str, str]] = {
         "bool": "uint8_t", "u8": "uint8_t", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t",
@@ -171,14 +172,14 @@ class Renderer:
             case Barrier():
                 return self.barrier()
 
-    def reduce(self, reduce: Reduce) -> Lines:
-        raise NotImplementedError
+    @abstractmethod
+    def reduce(self, reduce: Reduce) -> Lines: ...
 
-    def parallel(self, loop: ParallelLoop) -> Lines:
-        raise NotImplementedError
+    @abstractmethod
+    def parallel(self, loop: ParallelLoop) -> Lines: ...
 
-    def barrier(self) -> Lines:
-        raise NotImplementedError
+    @abstractmethod
+    def barrier(self) -> Lines: ...
 
     def loop(self, var: Var, extent: int, body: Sequence[str]) -> Lines:
         head = f"for ({self.INDEX} {var.name} = 0; {var.name} < {extent}; ++{var.name}) {{"

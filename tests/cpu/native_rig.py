@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
+from needs import lacks
 
 from coissue.kernels.cpu import build, native, stitched
 from coissue.kernels.stitch.cpp import render_cpp
@@ -13,8 +12,7 @@ from coissue.kernels.stitch.cpp import render_cpp
 def find_chain() -> native.Toolchain:
     chain = native.find_toolchain()
     if chain is None:
-        report = pytest.fail if "cxx" in os.environ.get("COISSUE_REQUIRE", "") else pytest.skip
-        report("needs a C++ compiler")
+        lacks("cxx", "needs a C++ compiler")
     return chain
 
 

@@ -7,12 +7,12 @@ to compile everything without spills.
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
+from needs import lacks
 from stitch_kernels import KERNELS
 
 from coissue.kernels.stitch.cpp import render_cpp
@@ -91,8 +91,7 @@ def nvrtc() -> Nvrtc:
     for folder in map(Path, sys.path):
         for path in sorted(folder.glob("nvidia/*/lib/libnvrtc.so.*")):
             return Nvrtc(path)
-    report = pytest.fail if "nvrtc" in os.environ.get("COISSUE_REQUIRE", "") else pytest.skip
-    report("needs NVRTC: pip install nvidia-cuda-nvrtc")
+    lacks("nvrtc", "needs NVRTC: pip install nvidia-cuda-nvrtc")
 
 
 def find_resources(log: str) -> tuple[int, int, int]:
@@ -117,5 +116,6 @@ def test_cubins_and_what_they_use(nvrtc, request):
     if path.exists() and not request.config.getoption("--rewrite-golden"):
         recorded = path.read_text().splitlines()[0].split(":")[0]
         if recorded != f"NVRTC {nvrtc.version}":
-            pytest.skip(f"{path.name} is of {recorded}, this is {nvrtc.version}; nothing spills")
+            reason = f"{path.name} is of {recorded}, this is {nvrtc.version}; nothing spills"
+            lacks("nvrtc", reason)
     compare(path.name, "\n".join([*lines, ""]), request.config)

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stitch_blocks import PlanRun, evaluate, fill
+from stitch_check import check_plan
 from stitch_random import graphs
 
-from coissue.kernels.stitch.check import check_plan
 from coissue.kernels.stitch.plan import StitchPlan
 from coissue.kernels.stitch.price import cpu, gpu
 from coissue.kernels.stitch.search import Search, plan

@@ -7,9 +7,9 @@ import logging
 from xml.etree import ElementTree
 
 import pytest
+from stitch_check import check_kernel
 from test_stitch_golden import AT, GRAPH
 
-from coissue.kernels.stitch.check import check_kernel
 from coissue.kernels.stitch.explain import render_svg, render_text
 from coissue.kernels.stitch.library import Library
 from coissue.kernels.stitch.plan import Schedule

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from stitch_check import PlanFault, check_plan
 from test_stitch_golden import AT, GRAPH
 
 from coissue.kernels.stitch.builder import GraphBuilder, hold
-from coissue.kernels.stitch.check import PlanFault, check_plan
 from coissue.kernels.stitch.graph import Kind, Node
 from coissue.kernels.stitch.plan import Buffer, Home, Order, Rows, Schedule, StitchPlan
 from coissue.kernels.stitch.price import choose_rows, cpu, gpu

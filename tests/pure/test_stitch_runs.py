@@ -9,13 +9,13 @@ import pytest
 from packed import PackedRun
 from programs import MODELS, Builder
 from stitch_blocks import PlanRun
+from stitch_check import check_plan
 
 from coissue.kernels.interpreter import interpret
 from coissue.kernels.ir import ABSENT, R, T
 from coissue.kernels.lowered import Layout, Mode
 from coissue.kernels.passes.link import cut
 from coissue.kernels.passes.pipeline import lower as lower_program
-from coissue.kernels.stitch.check import check_plan
 from coissue.kernels.stitch.graph import Kind
 from coissue.kernels.stitch.lower import lower
 from coissue.kernels.stitch.runs import find_runs

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 
 import pytest
+from needs import lacks
 
 from coissue.scheduler import core
 from coissue.scheduler.simulation import simulate
@@ -20,8 +20,7 @@ SEEDS = range(40)
 @pytest.fixture(autouse=True)
 def _is_compiled():
     if core.__file__.endswith(".py"):
-        report = pytest.fail if "cxx" in os.environ.get("COISSUE_REQUIRE", "") else pytest.skip
-        report("needs the compiled core: `make setup` with a C compiler and Python's headers")
+        lacks("cxx", "needs the compiled core: `make setup` with a C compiler and Python's headers")
 
 
 def test_the_compiled_core_gives_the_same_commands_as_its_source(tmp_path):

@@ -1,4 +1,4 @@
-"""Is this plan legal? What renderers rely on, checked on the plan alone; used by tests."""
+"""Is this plan legal? What renderers rely on, checked on the plan alone."""
 
 from __future__ import annotations
 
