@@ -302,7 +302,8 @@ def describe_tenant(
         rows_limit=min(tenant.limits.rows, model.rows_limit),
         tokens_limit=min(tenant.limits.tokens, model.tokens_limit),
         slo_class=tenant.slo, deadline_ns=slo.deadline_ns, objective=slo.objective,
-        priority=slo.priority, in_flight_limit=tenant.limits.in_flight, nan=tenant.nan,
+        priority=slo.priority, in_flight_limit=tenant.limits.in_flight,
+        share=tenant.share, nan=tenant.nan,
         handler=tenant.handler.model_dump_json() if tenant.handler else "",
     )  # fmt: skip
 

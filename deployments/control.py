@@ -33,6 +33,8 @@ from coissue.deployments.settings import AppSettings, HealthSettings, TenantSett
 logger = logging.getLogger("coissue.control")
 RECONCILE_SECONDS: Final = 0.5
 PING_SECONDS: Final = 1.0
+#: Between two tries to start a scheduler whose constructor fails.
+RETRY_SECONDS: Final = 5.0
 #: For an orderly end of the scheduler, which first answers what is in flight.
 STOP_SECONDS: Final = 10
 #: For a scheduler that is there already to say so: Ray may just be starting it again.
@@ -92,6 +94,8 @@ class Control:
         #: The scheduler of this epoch has not been told the settings.
         self._untold = True
         self._note = ""
+        #: Why there is no scheduler; empty: there is one, or it is on its way.
+        self._trouble = ""
         self._watch = Watch()
         self._loops: list[asyncio.Future[None]] = []
 
@@ -150,6 +154,10 @@ class Control:
                 return folder
             except ray.exceptions.ActorUnavailableError:  # Ray is starting it again
                 await asyncio.sleep(RECONCILE_SECONDS)
+
+    async def trouble(self) -> str:
+        """Why there is no scheduler, for `/status`."""
+        return self._trouble
 
     def check_health(self) -> None:
         for loop in self._loops:
@@ -227,13 +235,19 @@ class Control:
 
     async def _reconcile_forever(self) -> None:
         while True:
+            pause_s = RECONCILE_SECONDS
             try:
                 await self._reconcile()
+                self._trouble = ""
             except ray.exceptions.RayError as error:
                 logger.warning("scheduler not reachable: %s", one_line(error))
                 self._scheduler = None
                 self._watch.lose()
-            await asyncio.sleep(RECONCILE_SECONDS)
+                if getattr(error, "actor_init_failed", False):
+                    why = str(error).strip().rpartition("\n")[2]
+                    self._trouble = f"the scheduler cannot start: {why}"
+                    pause_s = RETRY_SECONDS
+            await asyncio.sleep(pause_s)
 
     async def _reconcile(self) -> None:
         if self._scheduler is None:

@@ -24,7 +24,7 @@ import uvloop
 
 from coissue.deployments.attach import Attacher, AttachError, bytes_needed, describe_tenant
 from coissue.deployments.changes import list_restart_keys
-from coissue.deployments.channel.frames import Endpoint, Refused, TenantInfo
+from coissue.deployments.channel.frames import Endpoint, Refused, TenantInfo, Times
 from coissue.deployments.channel.server import Answer, ChannelServer, SubmitRequest
 from coissue.deployments.costs import Costs
 from coissue.deployments.discovery import settle_garbage
@@ -61,8 +61,8 @@ class SchedulerHost:
         self, settings: AppSettings, run_dir: str, *, on_crash: Callable[[str], None] | None = None
     ) -> None:
         self.settings = self._built = settings
-        #: What control wants users to know, for the status.
-        self._note = ""
+        #: For the status: what control wants users to know, and what this process does.
+        self._note = self._own_note = ""
         #: Tells one process's memory from the next.
         self.epoch = time.time_ns()
         cache = Path(settings.device.cache or Path.home() / ".cache" / "coissue")
@@ -133,6 +133,9 @@ class SchedulerHost:
         port = self.settings.scheduler.metrics_port
         if port is not None:
             self._metrics_server = self.metrics.serve(port)
+            if port not in (0, self.metrics_port):
+                said = f"scheduler.metrics_port: {port} cannot be used, Prometheus has to ask"
+                self._own_note = f"{said} {self.metrics_port or 'an ingress for /metrics'}"
         settle_garbage()
         logger.info("scheduler up endpoint=%s device=%s", self.endpoint, self.device.name)
 
@@ -287,6 +290,10 @@ class SchedulerHost:
         reason = refused.reason if refused.reason in STATUS else "internal"
         self.metrics.count_refusals(tenant, reason, max(0, refused.requests))
 
+    def observe_times(self, times: Times) -> None:
+        tenant = times.tenant if times.tenant in self._infos else ""
+        self.metrics.observe_times(times.kind, tenant, times.counts, times.seconds)
+
     def ask(self, what: str) -> bytes:
         answers = {"metrics": self.render_metrics, "status": self._status}
         if what == "timeline":
@@ -333,7 +340,7 @@ class SchedulerHost:
                 "weight_bytes": self.device.bytes_held,
                 "weight_saved_bytes": self.device.bytes_saved,
                 "metrics_port": self.metrics_port,
-                "note": self._note,
+                "note": "; ".join(filter(None, (self._note, self._own_note))),
                 "outcomes": {outcome.value: n for outcome, n in stats.outcomes.items()},
                 "tenants": {info.name: [info.state, info.reason] for info in self.directory()},
             }
@@ -347,6 +354,7 @@ class _Door:
         self._host, self._index, self._doors = host, index, doors
         self.directory = host.directory
         self.count_refused = host.count_refused
+        self.observe_times = host.observe_times
         self.ask = host.ask
 
     def _number(self, handle: int) -> RequestId:

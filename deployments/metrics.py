@@ -9,6 +9,7 @@ that the runtime drained.
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from coissue.deployments.channel.frames import TIME_BOUNDS
 from coissue.deployments.http.errors import STATUS
 from coissue.scheduler.messages import Outcome, RequestId
 from coissue.scheduler.trace import LaunchRecord, RequestRecord
@@ -33,11 +35,6 @@ _go_string: Callable[[float], str] = floatToGoString
 NS = 1e-9
 #: States of a tenant in the directory.
 STATES = ("ready", "loading", "failed", "draining")
-#: From 0.5 ms to 10 s; finer between 5 and 200 ms, where objectives live.
-LATENCY_BUCKETS = (
-    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1,
-    0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0,
-)  # fmt: skip
 COUNT_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 #: Outcomes that count against a tenant's objective, by the name used in `coissue_slo_requests`.
 SLO_BAD = {
@@ -105,6 +102,12 @@ class HistogramTally(Collector):
         tally[0][bisect_left(self.bounds, value)] += 1
         tally[1][0] += value
 
+    def merge(self, counts: Sequence[int], total: float, *labels: str) -> None:
+        """Values that were counted elsewhere, with the same bounds."""
+        tally = self._tallies.setdefault(labels, self._empty())
+        tally[0][:] = map(int.__add__, tally[0], counts)
+        tally[1][0] += total
+
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(*self._family, labels=self._labels)
         names = [*map(_go_string, self.bounds), "+Inf"]
@@ -153,15 +156,28 @@ class SchedulerMetrics:
             ["tenant", "slo_class", "outcome"],
         )
         self.latency = self._histogram(
-            "request_seconds", "Submit to answer, in the scheduler", LATENCY_BUCKETS, ["tenant"]
+            "request_seconds", "Submit to answer, in the scheduler", TIME_BOUNDS, ["tenant"]
         )
         self.stages = self._histogram(
             "request_stage_seconds",
-            "Where requests spent their time: queue (until first launch), run (first launch to "
-            "last), reply (until answered)",
-            LATENCY_BUCKETS,
+            "Where requests spent their time: queue (until first launch), run (until last done)",
+            TIME_BOUNDS,
             ["stage"],
         )
+        self.replica = {
+            "http": self._histogram(
+                "http_request_seconds",
+                "Arrival in a replica to answer, of requests answered 200",
+                TIME_BOUNDS,
+                ["tenant"],
+            ),
+            "lag": self._histogram(
+                "replica_lag_seconds",
+                "How late the replicas' event loops were, sampled: about what requests wait before "
+                "a replica sees them",
+                TIME_BOUNDS,
+            ),
+        }
 
     def _define_launch_metrics(self) -> None:
         self.launches = self._counter("launches", "Launches on the device")
@@ -225,6 +241,13 @@ class SchedulerMetrics:
         if verdict is not None and tenant in self._slo_class:
             self.slo.add(tenant, self._slo_class[tenant], verdict, amount=count)
 
+    def observe_times(self, kind: str, tenant: str, counts: Sequence[int], seconds: float) -> None:
+        """What a replica measured; nothing, if it is not what a replica of ours would report."""
+        family = self.replica.get(kind)
+        fits = len(counts) == len(TIME_BOUNDS) + 1 and min(counts) >= 0 and 0 <= seconds < math.inf
+        if family is not None and fits:
+            family.merge(counts, seconds, *([tenant] if kind == "http" else []))
+
     def observe(
         self,
         launches: Iterable[LaunchRecord],
@@ -272,8 +295,7 @@ class SchedulerMetrics:
         self.latency.observe(spent * NS, request.tenant)
         queue = request.first_launch_ns - request.submitted_ns
         run = request.last_done_ns - request.first_launch_ns
-        reply = request.completed_ns - request.last_done_ns
-        for stage, part in (("queue", queue), ("run", run), ("reply", reply)):
+        for stage, part in (("queue", queue), ("run", run)):
             self.stages.observe(max(part, 0) * NS, stage)
 
     def render(self) -> bytes:

@@ -6,10 +6,14 @@ GPU. The handlers of dedicated tenants are reached through their deployments' ha
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from coissue.deployments.channel.client import SchedulerClient
@@ -20,6 +24,9 @@ from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.http.errors import HttpError
 from coissue.deployments.settings import AppSettings, HandlerSettings
 from coissue.deployments.tenant import DedicatedTenant, RemoteHandler
+
+#: For control to say why there is no scheduler.
+EXPLAIN_SECONDS: Final = 2.0
 
 
 @serve.deployment(name=POOL, health_check_period_s=HEALTH_SECONDS, ray_actor_options=BLIND)
@@ -32,7 +39,8 @@ class Pool:
         control: DeploymentHandle[Any],
         dedicated: dict[str, DeploymentHandle[DedicatedTenant]],
     ) -> None:
-        # The arguments are there so that Serve starts those deployments with this application.
+        # `dedicated` is there so that Serve starts those deployments with this application.
+        self._control = control
         self._handlers = PoolHandlers(serve.get_replica_context().app_name)
         self._http = HttpApp(lambda: self._client, HttpSettings(find_handler=self._handlers.find))
         self._client = await SchedulerClient.connect(find_endpoint)
@@ -48,7 +56,14 @@ class Pool:
             ongoing=pool.ongoing_requests,
             held_bytes=pool.held_bytes,
             find_handler=self._handlers.find,
+            explain=self._explain,
         )
+
+    async def _explain(self) -> str:
+        with suppress(TimeoutError, RayError, RayServeException):
+            async with asyncio.timeout(EXPLAIN_SECONDS):
+                return str(await self._control.trouble.remote())
+        return ""
 
     def __serve_build_asgi_app__(self) -> HttpApp:
         return self._http

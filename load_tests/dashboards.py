@@ -79,9 +79,25 @@ SERVICE = (
     ),
     Panel(
         "p99 by stage",
-        "Where time goes: queue (until first launch), run (first launch to last), reply",
+        "Where time goes in the scheduler: queue (until first launch), run (first launch to last)",
         "s",
         ((quantile(0.99, "coissue_request_stage_seconds", "stage"), "{{stage}}"),),
+    ),
+    Panel(
+        "p99 around the scheduler",
+        "Arrival in a replica to answer, and how late the replicas' event loops are: about what a "
+        "request waits before a replica sees it, which no deadline counts",
+        "s",
+        (
+            (
+                quantile(0.99, "coissue_http_request_seconds", "tenant", PICK),
+                "{{tenant}}: replica to answer",
+            ),
+            (
+                f"histogram_quantile(0.99, {rate('coissue_replica_lag_seconds_bucket', 'le')})",
+                "before the replica",
+            ),
+        ),
     ),
     Panel(
         "SLO good and bad",

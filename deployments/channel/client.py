@@ -300,13 +300,15 @@ class SchedulerClient:
         """The scheduler's "metrics", "status" or "timeline"."""
         return await self._live().ask(what)
 
-    def report(self, refused: Sequence[frames.Refused]) -> bool:
-        """Tells the scheduler what was refused here. False: nobody is there to be told."""
+    def report(self, report: frames.Report) -> bool:
+        """Tells the scheduler what happened here. False: nobody is there to be told."""
         connection = self._connection
         if connection is None or connection.closed:
             return False
-        for start in range(0, len(refused), frames.REFUSED_LIMIT):
-            connection.send(frames.Report(tuple(refused[start : start + frames.REFUSED_LIMIT])))
+        refused, times = report.refused, report.times
+        for start in range(0, max(len(refused), len(times)), frames.REPORT_LIMIT):
+            part = slice(start, start + frames.REPORT_LIMIT)
+            connection.send(frames.Report(refused[part], times[part]))
         return not connection.closed
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from coissue.kernels.ir import DTYPE_BYTES, Dim
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 ALIGN: Final = 16
 PREFIX: Final = struct.Struct("<II")
 #: Frames up to this size are collected in the receive buffer; a larger one gets its own memory.
@@ -43,6 +43,11 @@ NUMPY_DTYPES: Final[dict[str, np.dtype]] = {
 DTYPE_NAMES: Final[dict[np.dtype, str]] = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 
+#: In seconds, from 0.5 ms to 10 s; finer between 5 and 200 ms, where objectives live.
+TIME_BOUNDS: Final = (
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1,
+    0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0,
+)  # fmt: skip
 #: The tensors of a frame that are not in shared memory.
 Body = memoryview | bytes
 
@@ -132,6 +137,7 @@ class TenantInfo(msgspec.Struct, frozen=True, dict=True):
     objective: float = 0.99
     priority: int = 1
     in_flight_limit: int = 1
+    share: float = 1.0
     nan: Literal["allow", "reject"] = "allow"
     reason: str = ""
     #: Its `HandlerSettings` as JSON: they change in the same step as the version. Empty: none.
@@ -205,14 +211,26 @@ class Refused(NamedTuple):
     requests: int
 
 
-#: Entries of one report.
-REFUSED_LIMIT: Final = 256
+class Times(NamedTuple):
+    """How long something took in a replica, as a histogram."""
+
+    #: "http": arrival to answer, of a tenant's requests; "lag": how late the loop was, of none.
+    kind: str
+    tenant: str
+    #: Per bound of `TIME_BOUNDS`, and beyond the last.
+    counts: tuple[int, ...]
+    seconds: float
+
+
+#: Entries of each kind in one report.
+REPORT_LIMIT: Final = 256
 
 
 class Report(Message, frozen=True, tag=11):
-    """What a replica refused since its last report; there is no answer."""
+    """What happened in a replica since its last report; there is no answer."""
 
-    refused: tuple[Refused, ...]
+    refused: tuple[Refused, ...] = ()
+    times: tuple[Times, ...] = ()
 
 
 class Goodbye(Message, frozen=True, tag=5):

@@ -88,6 +88,8 @@ class Backend(Protocol):
     def cancel(self, handle: int) -> None:
         """The client does not want the answer any more; unknown handles are ignored."""
 
+    def observe_times(self, times: frames.Times) -> None: ...
+
     def count_refused(self, refused: Refused) -> None:
         """Requests that never came to `submit`; nothing in it has been checked."""
 
@@ -153,8 +155,10 @@ class Session(Link):
         elif isinstance(message, frames.Ask):
             self._ask(message)
         elif isinstance(message, frames.Report):
-            for refused in message.refused[: frames.REFUSED_LIMIT]:
+            for refused in message.refused[: frames.REPORT_LIMIT]:
                 self._server.backend.count_refused(refused)
+            for times in message.times[: frames.REPORT_LIMIT]:
+                self._server.backend.observe_times(times)
         elif isinstance(message, frames.Hello):
             self._hello(message)
         elif isinstance(message, frames.Goodbye):

@@ -25,6 +25,8 @@ from coissue.deployments.run_dir import sweep_run_dirs
 from coissue.deployments.settings import AppSettings
 
 POLL_S: Final = 0.5
+#: For one answer of `/status`, which may ask control.
+STATUS_S: Final = 5.0
 STOP_S: Final = 60.0
 REACH_S: Final = 10.0
 CONTROLLER: Final = "SERVE_CONTROLLER_ACTOR"
@@ -232,7 +234,7 @@ def _show_progress(
     with Live(console=console, refresh_per_second=4) as live:
         while not interrupted.wait(POLL_S):
             _raise_if_deploy_failed(config)
-            tenants = _tenants_now(base, settings)
+            tenants = _tenants_now(_status_now(base), settings)
             table = status_table(tenants)
             table.caption = f"{time.monotonic() - started:.0f} s"
             live.update(table)
@@ -241,12 +243,21 @@ def _show_progress(
     return False
 
 
-def _tenants_now(base: str, settings: AppSettings) -> list[dict[str, Any]]:
-    """Every tenant of the config, also those that the application does not know yet."""
+def _status_now(base: str) -> dict[str, Any]:
+    """Raises `UpError` if the scheduler cannot start: waiting longer is no use."""
     try:
-        known = {tenant["name"]: tenant for tenant in fetch_status(base, 2.0)["tenants"]}
+        status = fetch_status(base, STATUS_S)
     except (OSError, ValueError):
-        known = {}
+        return {"tenants": []}
+    scheduler = status.get("scheduler")
+    if isinstance(scheduler, dict) and scheduler.get("cannot_start"):
+        raise UpError(str(scheduler["error"]))
+    return status
+
+
+def _tenants_now(status: dict[str, Any], settings: AppSettings) -> list[dict[str, Any]]:
+    """Every tenant of the config, also those that the application does not know yet."""
+    known = {tenant["name"]: tenant for tenant in status["tenants"]}
     return [
         known.get(tenant.name, {"name": tenant.name, "state": "waiting", "slo_class": tenant.slo})
         for tenant in settings.tenants

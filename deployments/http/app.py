@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from coissue.deployments.channel.checking import STALE, InferError, show
-from coissue.deployments.channel.frames import Refused
 from coissue.deployments.http import oip, page, plain, tensors
 from coissue.deployments.http.errors import INTERNAL, JSON, Answer, HttpError, malformed
 from coissue.deployments.http.intake import Due, Intake, IntakeLimits
+from coissue.deployments.http.report import Reports
 
 if TYPE_CHECKING:
     from coissue.deployments.channel.client import SchedulerClient
@@ -39,8 +39,6 @@ HeaderMap = dict[bytes, bytes]
 #: Tenant, headers, body and time of arrival to an answer.
 Form = Callable[["TenantInfo", HeaderMap, bytes, int], Awaitable[Answer]]
 
-#: Refusals reach the scheduler's metrics so much later.
-REPORT_AFTER_S: Final = 1.0
 SLO_LIMIT_MS: Final = oip.TIMEOUT_LIMIT_US / 1000
 #: Python's `float` takes more: 1_0, nan, spaces, the digits of all scripts.
 _DECIMAL: Final = re.compile(rb"\d+(?:\.\d+)?")
@@ -54,6 +52,8 @@ class HttpSettings(IntakeLimits):
     handlers: Mapping[str, Handler] = field(default_factory=dict)
     #: Instead of `handlers`, where they change: that of the version that is served.
     find_handler: Callable[[TenantInfo], Handler | None] | None = None
+    #: Why no scheduler is there; "": it is not known.
+    explain: Callable[[], Awaitable[str]] | None = None
     #: The tenants served here; None: all.
     tenants: frozenset[str] | None = None
 
@@ -77,13 +77,13 @@ class HttpApp:
         self._has_heard = False
         #: Answers of this replica by reason ("ok" or a key of `STATUS`), since its start.
         self.counts: Counter[str] = Counter()
-        #: (tenant or "", reason) -> answers that the scheduler has not been told of.
-        self._untold: Counter[tuple[str, str]] = Counter()
+        self._reports = Reports(client_source)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await _answer_other(scope, receive, send)
             return
+        self._reports.sample_lag()
         try:
             status, headers, body = await self._route(scope, receive)
             self.counts["ok"] += 1
@@ -103,27 +103,9 @@ class HttpApp:
     def _refuse(self, scope: Message, error: HttpError) -> Answer:
         self.counts[error.reason] += 1
         if not error.is_counted:
-            self._note(scope["path"], error.reason)
+            found = _MODEL.search(scope["path"]) or _PLAIN.search(scope["path"])
+            self._reports.refuse(found[1] if found else "", error.reason)
         return error.answer()
-
-    def _note(self, path: str, reason: str) -> None:
-        """The scheduler is told of it later."""
-        if not self._untold:
-            asyncio.get_running_loop().call_later(REPORT_AFTER_S, self._report)
-        found = _MODEL.search(path) or _PLAIN.search(path)
-        client = self._client_source()
-        name: str = found[1] if found else ""
-        is_tenant = client is not None and name in client.directory
-        self._untold[name if is_tenant else "", reason] += 1
-
-    def _report(self) -> None:
-        """At most tenants times reasons entries, once in `REPORT_AFTER_S`."""
-        client = self._client_source()
-        refused = [Refused(*key, count) for key, count in self._untold.items()]
-        if client is not None and client.report(refused):
-            self._untold.clear()
-        else:
-            asyncio.get_running_loop().call_later(REPORT_AFTER_S, self._report)
 
     async def _route(self, scope: Message, receive: Receive) -> Answer:
         path: str = scope["path"]
@@ -163,7 +145,8 @@ class HttpApp:
             given = await body.read(headers, receive)
             while True:
                 try:
-                    return await form(info, headers, given, arrived_ns)
+                    answer = await form(info, headers, given, arrived_ns)
+                    break
                 except HttpError as error:
                     if error.reason != STALE:
                         raise
@@ -171,6 +154,8 @@ class HttpApp:
                     if fresh is info:
                         raise
                     info = fresh
+        self._reports.observe("http", info.name, (time.monotonic_ns() - arrived_ns) / 1e9)
+        return answer
 
     async def _infer(
         self, info: TenantInfo, headers: HeaderMap, given: bytes, arrived_ns: int
@@ -279,7 +264,9 @@ class HttpApp:
             if self.settings.tenants is not None:
                 scheduler = page.keep_status(scheduler, self.settings.tenants)
         except HttpError as error:
-            scheduler = {"error": str(error)}
+            explain = self.settings.explain
+            why = await explain() if explain else ""
+            scheduler = {"error": why or str(error), "cannot_start": bool(why)}
         status = page.status(self._shown(), scheduler, self.counts)
         if page.prefers_html(dict(scope["headers"]).get(b"accept", b"")):
             return 200, [HTML], page.render(status).encode()

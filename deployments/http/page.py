@@ -18,11 +18,12 @@ STYLE: Final = (
 )
 COLUMNS: Final = (
     ("tenant", "name"), ("version", "version"), ("state", "state"), ("SLO class", "slo_class"),
-    ("deadline (ms)", "deadline_ms"), ("objective", "objective"), ("reason", "reason"),
+    ("deadline (ms)", "deadline_ms"), ("objective", "objective"), ("share", "share"),
+    ("reason", "reason"),
 )  # fmt: skip
 FIELDS: Final = (
-    "name", "version", "state", "reason", "slo_class", "objective", "priority", "in_flight_limit",
-    "rows_limit", "tokens_limit",
+    "name", "version", "state", "reason", "slo_class", "objective", "priority", "share",
+    "in_flight_limit", "rows_limit", "tokens_limit",
 )  # fmt: skip
 #: The HELP and TYPE of a metric, and its samples.
 _FAMILY: Final = re.compile(rb"(# HELP .*\n# TYPE .*\n)((?:[^#\n].*\n)*)")

@@ -23,6 +23,7 @@ from coissue.deployments.channel.client import ChannelRefused, SchedulerClient
 from coissue.deployments.channel.frames import (
     FROM_SERVER,
     PREFIX,
+    PROTOCOL_VERSION,
     ChannelLimits,
     Endpoint,
     FrameReader,
@@ -31,8 +32,10 @@ from coissue.deployments.channel.frames import (
     Infer,
     PortInfo,
     Refused,
+    Report,
     TenantInfo,
     TensorRef,
+    Times,
     frame_buffers,
 )
 from coissue.deployments.channel.link import Link
@@ -65,6 +68,7 @@ class Adder:
         self.cancelled: list[int] = []
         self.seen: list = []
         self.refused: list = []
+        self.times: list = []
         self.changed = asyncio.Event()
 
     def directory(self):
@@ -90,6 +94,10 @@ class Adder:
 
     def count_refused(self, refused):
         self.refused.append(refused)
+        self.changed.set()
+
+    def observe_times(self, times):
+        self.times.append(times)
         self.changed.set()
 
     def ask(self, what):
@@ -369,18 +377,21 @@ def test_refusals_of_replicas_and_of_the_server_are_counted(run, folder):
     async def main():
         async with Pair(Endpoint(path=str(folder / "s"))) as pair:
             told = [Refused(f"t{number}", "malformed", number) for number in range(300)]
-            assert pair.client.report(told)
+            times = [Times("http", f"t{number}", (number, 1), 0.5) for number in range(400)]
+            assert pair.client.report(Report(tuple(told), tuple(times)))
             with pytest.raises(InferError) as error:
                 await pair.client.infer("new", inputs(1))
             await pair.backend.until(lambda: len(pair.backend.refused) == 301)
             assert pair.backend.refused == [*told, ("new", error.value.reason, 1)]
+            await pair.backend.until(lambda: len(pair.backend.times) == 400)
+            assert pair.backend.times == times
             assert error.value.is_counted
             with pytest.raises(InferError) as error:
                 await pair.client.infer("add", {})
             assert not error.value.is_counted
             await pair.server.stop()
             await pair.client._connection.lost
-            assert not pair.client.report(told)
+            assert not pair.client.report(Report(tuple(told)))
 
     run(main())
 
@@ -489,7 +500,7 @@ async def last_words(path: str, data: bytes) -> str:
     return message.error
 
 
-HELLO = frame_buffers(Hello(1))[0]
+HELLO = frame_buffers(Hello(PROTOCOL_VERSION))[0]
 PAIR = (TensorRef("f32", (1, 4)), TensorRef("f32", (1, 4)))
 HELD = Infer(1, "held", 1, PAIR)
 
@@ -651,7 +662,7 @@ def test_a_peer_that_does_not_read_is_dropped(run, folder):
             loop = asyncio.get_running_loop()
             await loop.create_unix_connection(lambda: deaf, pair.endpoint.path)
             deaf._transport.pause_reading()
-            deaf.send(Hello(1))
+            deaf.send(Hello(PROTOCOL_VERSION))
             arrays = [np.zeros((1000, 4), "f4")] * 2
             refs = tuple(TensorRef("f32", (1000, 4)) for _ in arrays)
             while len(pair.server.sessions) < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import promql_parser
 import pytest
 import yaml
 
+from coissue.deployments.channel.frames import TIME_BOUNDS
 from coissue.deployments.metrics import Levels, SchedulerMetrics
 from coissue.scheduler.messages import Outcome, Reason
 from coissue.scheduler.trace import LaunchRecord, RequestRecord
@@ -37,6 +39,10 @@ def list_queries() -> list[tuple[str, str]]:
         if panel["type"] != "row"
         for target in panel["targets"]
     ]
+
+
+#: Ten times between 30 and 50 ms.
+TOOK = tuple(10 * (bound == 0.05) for bound in (*TIME_BOUNDS, math.inf))
 
 
 def make_metrics() -> SchedulerMetrics:
@@ -69,6 +75,8 @@ def feed(metrics: SchedulerMetrics) -> None:
             make_request(4, "a", Outcome.CANCELLED, Reason.CLIENT_GONE),
         ],
     )
+    metrics.observe_times("http", "a", TOOK, 0.5)
+    metrics.observe_times("lag", "", TOOK, 0.5)
 
 
 def test_a_port_in_use_is_replaced_by_a_free_one_and_said(caplog):
@@ -102,6 +110,9 @@ def test_records_become_the_right_numbers():
     assert value("coissue_launch_rows_sum") == 12
     assert value("coissue_launch_tenants_sum") == 2
     assert value("coissue_request_stage_seconds_sum", {"stage": "run"}) == pytest.approx(0.006)
+    assert value("coissue_http_request_seconds_bucket", {"tenant": "a", "le": "0.03"}) == 0
+    assert value("coissue_http_request_seconds_bucket", {"tenant": "a", "le": "0.05"}) == 10
+    assert value("coissue_replica_lag_seconds_sum") == 0.5
     assert value("coissue_weight_saved_bytes") == 500
     assert value("coissue_tenants", {"state": "failed"}) == 1
 
@@ -125,6 +136,18 @@ def test_what_a_replica_refuses_counts_for_the_objective_unless_the_client_is_to
     }
     assert {name: n for name, n in counts.items() if n} == ({outcome: 3} if outcome else {})
     assert value("coissue_rejections_total", {"tenant": "a", "reason": reason}) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts", "seconds"),
+    [("other", TOOK, 1.0), ("lag", TOOK[1:], 1.0), ("lag", (), 1.0), ("lag", TOOK, math.nan),
+     ("lag", TOOK, math.inf), ("lag", TOOK, -1.0), ("lag", (-1, *TOOK[1:]), 1.0)],
+)  # fmt: skip
+def test_times_that_no_replica_of_ours_reports_are_left_out(kind, counts, seconds):
+    metrics = make_metrics()
+    before = metrics.render()
+    metrics.observe_times(kind, "", counts, seconds)
+    assert metrics.render() == before
 
 
 def test_every_objective_is_a_bucket_boundary():
@@ -164,10 +187,9 @@ def prometheus(tool, tmp_path):
     server = metrics.serve(0)
     config = yaml.safe_load((ROOT / "configs/prometheus/prometheus.yml").read_text())
     config["global"]["scrape_interval"] = "1s"
-    config["scrape_configs"] = [job for job in config["scrape_configs"] if job["job_name"] != "ray"]
-    config["scrape_configs"][0]["static_configs"][0]["targets"] = [
-        f"127.0.0.1:{server.server_port}"
-    ]
+    (job,) = [job for job in config["scrape_configs"] if job["job_name"] == "coissue"]
+    job["static_configs"] = [{"targets": [f"127.0.0.1:{server.server_port}"]}]
+    config["scrape_configs"] = [job]
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

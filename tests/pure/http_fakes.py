@@ -86,8 +86,8 @@ class FakeClient:
         }
         return InferResult(outputs, 0, 0, 1)
 
-    def report(self, refused):
-        self.reported += refused if self.is_connected else []
+    def report(self, report):
+        self.reported += [report] if self.is_connected else []
         return self.is_connected
 
     async def ask(self, what):

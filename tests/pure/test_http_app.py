@@ -12,6 +12,7 @@ import pytest
 from http_fakes import FakeClient, Server, drive
 
 from coissue.deployments.channel.checking import InferError
+from coissue.deployments.channel.frames import TIME_BOUNDS
 from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.http.errors import STATUS, HttpError
 
@@ -560,28 +561,37 @@ def test_metrics_come_from_the_scheduler(server):
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
-def test_refusals_are_reported_once_with_the_tenant(server, monkeypatch):
-    monkeypatch.setattr("coissue.deployments.http.app.REPORT_AFTER_S", 0.01)
+def test_refusals_and_times_are_reported_once_with_the_tenant(server, monkeypatch):
+    monkeypatch.setattr("coissue.deployments.http.report.REPORT_AFTER_S", 0.01)
+    monkeypatch.setattr("coissue.deployments.http.report.LAG_SAMPLE_S", 0.001)
     counted = InferError("deadline", "too late")
     counted.is_counted = True
 
     async def main():
         for path in ("/tenants/m", INFER, "/tenants/made-up", "/nope"):
             await drive(server.app, "POST", path, b"{")
+        answer = await drive(server.app, "POST", INFER, json.dumps(GOOD).encode())
+        assert answer.status == 200
         server.client.error = counted
         await drive(server.app, "POST", INFER, json.dumps(GOOD).encode())
         server.client.is_connected = False
         await asyncio.sleep(0.05)
         assert server.client.reported == []
         server.client.is_connected = True
-        while not server.client.reported:
+        while len(server.client.reported) < 3:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
 
     asyncio.run(main())
-    assert sorted(server.client.reported) == [
+    reports = server.client.reported
+    assert sorted(entry for report in reports for entry in report.refused) == [
         ("", "unknown_route", 1), ("", "unknown_tenant", 1), ("m", "malformed", 2),
     ]  # fmt: skip
+    times = [entry for report in reports for entry in report.times]
+    (answered,) = [entry for entry in times if entry.kind == "http"]
+    assert (answered.tenant, sum(answered.counts)) == ("m", 1)
+    # A loop that was never busy for long: each sample is in a bucket, and each is told once.
+    assert {entry[:2] for entry in times} == {("http", "m"), ("lag", "")}
+    assert all(len(entry.counts) == len(TIME_BOUNDS) + 1 for entry in times)
 
 
 def test_lifespan_and_websocket():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -81,6 +82,21 @@ def test_port_in_use_is_told_before_anything_starts(running, tmp_path):
     run = run_up(path)
     assert (run.returncode, run.stdout) == (1, "")
     assert re.fullmatch(rf"http_options\.port: .*{running.port}.*\n", run.stderr)
+
+
+def test_a_scheduler_that_cannot_start_ends_it_with_the_reason(cache, tmp_path):
+    (tmp_path / "secret").write_text("s")
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        scheduler = {"tcp_port": port, "secret_file": str(tmp_path / "secret")}
+        settings = make_settings(cache, FEW)
+        settings["scheduler"] = settings.get("scheduler", {}) | scheduler
+        with Up(tmp_path, settings) as up:
+            assert up.process.wait(WAIT_S) == 1
+            (line,) = [s for s in up.log.read_text().splitlines() if "cannot start" in s]
+            assert "the scheduler cannot start: OSError" in line
+            assert str(port) in line
+            assert "Traceback" not in up.log.read_text()
 
 
 def test_no_ray_at_the_address_is_one_line(cache, tmp_path):
