@@ -26,9 +26,9 @@ SECOND = 1000 * MS
 Find = Callable[[str], SignatureId]
 
 
-def _need(holds: bool, sentence: str) -> None:
+def _need(holds: bool, name: str, given: object, allowed: str) -> None:
     if not holds:
-        raise ValueError(sentence)
+        raise ValueError(f"{name}: {given}, allowed: {allowed}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +56,21 @@ class Group:
     slowdown: float = 1.0
 
     def __post_init__(self) -> None:
-        _need(1 <= self.tenants <= 100_000, "tenants: from 1 to 100000")
-        _need(1 <= self.kernels <= 1000, "kernels: from 1 to 1000")
-        _need(self.fixed_us >= 0 and self.unit_us >= 0, "fixed_us, unit_us: not negative")
-        _need(self.fixed_us + self.unit_us >= 1, "fixed_us + unit_us: at least 1")
-        _need(0.001 <= self.deadline_ms <= 600_000, "deadline_ms: from 0.001 to 600000")
+        _need(1 <= self.tenants <= 100_000, "tenants", self.tenants, "from 1 to 100000")
+        _need(1 <= self.kernels <= 1000, "kernels", self.kernels, "from 1 to 1000")
+        each_us = (self.fixed_us, self.unit_us)
+        _need(min(each_us) >= 0, "fixed_us, unit_us", each_us, "not negative")
+        _need(sum(each_us) >= 1, "fixed_us + unit_us", sum(each_us), "at least 1")
+        _need(
+            0.001 <= self.deadline_ms <= 600_000,
+            "deadline_ms",
+            self.deadline_ms,
+            "from 0.001 to 600000",
+        )
         for low, high in (self.rows, self.tokens or (1, 1)):
-            _need(1 <= low <= high <= 131_072, "rows, tokens: [low, high] from 1 to 131072")
-        _need(0.1 <= self.slowdown <= 100, "slowdown: from 0.1 to 100")
+            allowed = "[low, high] from 1 to 131072"
+            _need(1 <= low <= high <= 131_072, "rows, tokens", (low, high), allowed)
+        _need(0.1 <= self.slowdown <= 100, "slowdown", self.slowdown, "from 0.1 to 100")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +97,21 @@ class Mix:
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
-        _need(0 < self.duration_s <= 86_400, "duration_s: above 0, at most 86400")
-        _need(1 <= self.devices <= 1024, "devices: from 1 to 1024")
-        _need(1 <= self.spread <= self.devices, "spread: from 1 to the number of devices")
-        _need(0 < self.load <= 100, "load: above 0, at most 100")
-        _need(self.rate_hz is None or 0 < self.rate_hz <= 1e9, "rate_hz: above 0, at most 1e9")
-        _need(0 <= self.zipf <= 10, "zipf: from 0 to 10")
-        _need(self.set_us >= 0, "set_us: not negative")
-        _need(bool(self.groups), "groups: at least one")
+        _need(
+            0 < self.duration_s <= 86_400, "duration_s", self.duration_s, "above 0, at most 86400"
+        )
+        _need(1 <= self.devices <= 1024, "devices", self.devices, "from 1 to 1024")
+        _need(1 <= self.spread <= self.devices, "spread", self.spread, "from 1 to devices")
+        _need(0 < self.load <= 100, "load", self.load, "above 0, at most 100")
+        _need(
+            self.rate_hz is None or 0 < self.rate_hz <= 1e9,
+            "rate_hz",
+            self.rate_hz,
+            "above 0, at most 1e9",
+        )
+        _need(0 <= self.zipf <= 10, "zipf", self.zipf, "from 0 to 10")
+        _need(self.set_us >= 0, "set_us", self.set_us, "not negative")
+        _need(bool(self.groups), "groups", self.groups, "at least one")
 
 
 def make_scenario(
@@ -139,10 +153,9 @@ def _make_tenants(
     tenants: list[SimTenant] = []
     own: dict[SignatureId, tuple[int, int]] = {}
     for group in mix.groups:
-        _need(
-            bool(group.signatures) is (find is not None),
-            f"group {group.name}: signatures go with a measured cost table, kernels without one",
-        )
+        if bool(group.signatures) is not (find is not None):
+            said = "signatures go with a measured cost table, kernels without one"
+            raise ValueError(f"group {group.name}: {said}")
         if find is not None:
             signatures = [find(name) for name in group.signatures]
         else:
@@ -185,7 +198,8 @@ def read_trace(path: Path, column: str = "TIMESTAMP") -> tuple[int, ...]:
     inference traces (github.com/Azure/AzurePublicDataset, CC-BY 4.0). Raises ValueError, OSError.
     """
     names, *rows = path.read_text(encoding="utf-8-sig").splitlines() or [""]
-    _need(column in names.split(","), f"{path}: no column {column!r}, there are: {names}")
+    if column not in names.split(","):
+        raise ValueError(f"{path}: no column {column!r}, there are: {names}")
     place, times = names.split(",").index(column), []
     for number, row in enumerate(rows, 2):
         try:

@@ -39,6 +39,8 @@ HeaderMap = dict[bytes, bytes]
 #: Tenant, headers, body and time of arrival to an answer.
 Form = Callable[["TenantInfo", HeaderMap, bytes, int], Awaitable[Answer]]
 
+#: Tenants' names in the answer to one that there is not.
+NAMES_SHOWN: Final = 16
 SLO_LIMIT_MS: Final = oip.TIMEOUT_LIMIT_US / 1000
 #: Python's `float` takes more: 1_0, nan, spaces, the digits of all scripts.
 _DECIMAL: Final = re.compile(rb"\d+(?:\.\d+)?")
@@ -211,13 +213,17 @@ class HttpApp:
             raise HttpError("restarting", "the scheduler is starting: no tenant is known yet")
         info = known.get(name)
         if info is None or (only is not None and name not in only):
-            raise HttpError("unknown_tenant", f"no tenant {show(name)}")
+            raise HttpError("unknown_tenant", f"no tenant {show(name)}, {self._name_some()}")
         if version and info.state == "ready" and version != str(info.version):
             raise HttpError(
                 "unknown_tenant",
                 f"tenant {name!r} has version {info.version}, not {show(version)}",
             )
         return info
+
+    def _name_some(self) -> str:
+        names = sorted(info.name for info in self._shown())
+        return f"there are: {', '.join(names[:NAMES_SHOWN])}{', ...' * (len(names) > NAMES_SHOWN)}"
 
     def _shown(self) -> list[TenantInfo]:
         client, only = self._client_source(), self.settings.tenants
@@ -307,7 +313,8 @@ def _slo_header(headers: HeaderMap) -> int | None:
         return None
     milliseconds = float(value) if _DECIMAL.fullmatch(value) else math.nan
     if not 0 < milliseconds <= SLO_LIMIT_MS:
-        raise malformed("header x-slo-ms: milliseconds such as 2.5, above 0 and up to a day")
+        given = show(value.decode("latin-1"))
+        raise malformed(f"header x-slo-ms: {given}, allowed: milliseconds above 0, up to a day")
     return math.ceil(milliseconds * 1_000_000)
 
 

@@ -129,7 +129,7 @@ class Body:
         limit = self._intake.limits.body_bytes
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18 or int(length) > limit:
-            raise too_large(limit)
+            raise too_large(limit, f"{length[:20].decode('latin-1')} bytes")
         with self._intake.read():
             body = await self._receive(receive)
         encoding = headers.get(b"content-encoding")
@@ -155,7 +155,7 @@ class Body:
                     parts.append(part)
                     size += len(part)
                     if size > limits.body_bytes:
-                        raise too_large(limits.body_bytes)
+                        raise too_large(limits.body_bytes, f"{size} bytes and more")
                     if not message.get("more_body"):
                         return part if len(parts) == 1 else b"".join(parts)
                     more_seconds = size / BODY_BYTES_PER_SECOND
@@ -169,9 +169,9 @@ class Body:
             ) from None
 
 
-def too_large(limit: int) -> HttpError:
+def too_large(limit: int, given: str) -> HttpError:
     # The rest of the body is not read: the connection cannot be used again.
-    return HttpError("too_large", f"body: larger than {limit} bytes", closes=True)
+    return HttpError("too_large", f"body: {given}, allowed: {limit}", closes=True)
 
 
 def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
@@ -188,7 +188,7 @@ def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
     except zlib.error:
         raise malformed(f"body: not valid {encoding.decode()}") from None
     if len(result) > limit:
-        raise too_large(limit)
+        raise too_large(limit, f"more than {limit} bytes unpacked")
     if not inflater.eof or inflater.unused_data:
         raise malformed(f"body: the {encoding.decode()} data are truncated or followed by others")
     return result
