@@ -39,6 +39,13 @@ def find_free_port() -> int:
             return port
 
 
+def short_temp() -> str:
+    """Where HAProxy's socket can be: Serve puts 68 characters behind the folder, and HAProxy takes
+    97 in all."""
+    here = tempfile.gettempdir()
+    return here if len(here) <= len("/tmp") else "/tmp"
+
+
 def isolate_haproxy(folder: Path) -> dict[str, str]:
     """Files and ports of its own for this run's HAProxy, so that several clusters can coexist."""
     return {
@@ -68,7 +75,7 @@ class Hosted:
         self._arguments = ["--port", str(port), "--stock", str(stock)]
         self._arguments += ["--config", str(config)] if config else []
         self._arguments += ["--empty"] if empty else []
-        self._folder = Path(tempfile.mkdtemp(prefix="coissue-load-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="coissue-load-", dir=short_temp()))
         self._arguments += ["--folder", str(self._folder)]
         self._child: subprocess.Popen[str] | None = None
 
