@@ -88,6 +88,10 @@ class DeviceLostError(Exception):
     """The device is gone, with all that it held."""
 
 
+class RuntimeStoppedError(RuntimeError):
+    """The runtime has ended; the function was not run."""
+
+
 class Executor(Protocol):
     """Carries out the core's commands; called on the runtime's thread only."""
 

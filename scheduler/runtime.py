@@ -44,15 +44,17 @@ from coissue.scheduler.messages import (
     WakeAt,
     Woke,
 )
-from coissue.scheduler.ports import Clock, DeviceLostError, Executor, LaunchError
+from coissue.scheduler.ports import (
+    Clock,
+    DeviceLostError,
+    Executor,
+    LaunchError,
+    RuntimeStoppedError,
+)
 
 log = logging.getLogger("coissue.scheduler")
 T = TypeVar("T")
 _at_ns = attrgetter("at_ns")
-
-
-class RuntimeStoppedError(RuntimeError):
-    """The runtime has ended; the function was not run."""
 
 
 @final
@@ -90,10 +92,10 @@ class Runtime:
         #: Guards `_running` against `call`: a future is either run or refused.
         self._lock = Lock()
         self._running = True
-        self._thread = Thread(target=self._run, name="coissue-runtime", daemon=True)
+        self._loop_thread = Thread(target=self._run, name="coissue-runtime", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self._loop_thread.start()
 
     def post(self, event: Event) -> None:
         """From any thread; never blocks. Ignored once the runtime has stopped."""
@@ -105,7 +107,7 @@ class Runtime:
         if self._is_due or not self._running:
             return
         self._is_due = True
-        if get_ident() == self._thread.ident:
+        if get_ident() == self._loop_thread.ident:
             self.loop.call_soon(self._turn)
         else:
             self.loop.call_soon_threadsafe(self._turn)
@@ -142,10 +144,10 @@ class Runtime:
         with self._lock:
             self._running = False
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout_s)
+        self._loop_thread.join(timeout_s)
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        return not self._thread.is_alive()
+        return not self._loop_thread.is_alive()
 
     def _run(self) -> None:
         set_event_loop(self.loop)

@@ -47,12 +47,12 @@ class ChannelServer:
         self._is_woken = False
         #: From `start` on; the thread is 0 before.
         self._loop: asyncio.AbstractEventLoop
-        self._thread = 0
+        self._loop_thread = 0
 
     async def start(self) -> Endpoint:
         """Listens; returns the endpoint for clients, with the port that was chosen."""
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+        self._loop_thread = threading.get_ident()
         self._refresh()
         make = partial(Session, self)
         if self.endpoint.path:
@@ -78,9 +78,9 @@ class ChannelServer:
 
     def push_directory(self) -> None:
         """Tells all clients what `Backend.directory` says now; nothing before `start`."""
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._loop_thread:
             self._refresh()
-        elif self._thread and not self._loop.is_closed():
+        elif self._loop_thread and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._refresh)
 
     def next_handle(self) -> int:
@@ -91,7 +91,7 @@ class ChannelServer:
         self._replies.append((session, number, answer))
         if not self._is_woken:
             self._is_woken = True
-            if threading.get_ident() == self._thread:
+            if threading.get_ident() == self._loop_thread:
                 self._loop.call_soon(self._carry_replies)
                 return
             try:

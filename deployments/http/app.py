@@ -15,18 +15,20 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
+import numpy as np
 
 from coissue.deployments.channel.checking import STALE, InferError, show
 from coissue.deployments.http import oip, page, plain, tensors
+from coissue.deployments.http.bodies import TIMEOUT_LIMIT_US
 from coissue.deployments.http.errors import INTERNAL, JSON, Answer, HttpError, malformed
-from coissue.deployments.http.intake import Due, Intake, IntakeLimits
-from coissue.deployments.http.report import Reports
+from coissue.deployments.http.intake import Body, Due, Intake, IntakeLimits
+from coissue.deployments.http.report import Listener, Reports
 
 if TYPE_CHECKING:
-    from coissue.deployments.channel.client import SchedulerClient
+    from coissue.deployments.channel.client import InferResult
     from coissue.deployments.channel.frames import TenantInfo
     from coissue.deployments.handlers import Handler
 
@@ -41,7 +43,7 @@ Form = Callable[["TenantInfo", HeaderMap, bytes, int], Awaitable[Answer]]
 
 #: Tenants' names in the answer to one that there is not.
 NAMES_SHOWN: Final = 16
-SLO_LIMIT_MS: Final = oip.TIMEOUT_LIMIT_US / 1000
+SLO_LIMIT_MS: Final = TIMEOUT_LIMIT_US / 1000
 #: Python's `float` takes more: 1_0, nan, spaces, the digits of all scripts.
 _DECIMAL: Final = re.compile(rb"\d+(?:\.\d+)?")
 TEXT: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
@@ -65,12 +67,29 @@ class HttpSettings(IntakeLimits):
         return self.handlers.get(info.name)
 
 
-class HttpApp:
-    """`client_source()` gives the connected `SchedulerClient`, or None while there is none."""
+class Client(Listener, Protocol):
+    """What is used of a `SchedulerClient`."""
 
-    def __init__(
-        self, client_source: Callable[[], SchedulerClient | None], settings: HttpSettings
-    ) -> None:
+    @property
+    def is_connected(self) -> bool: ...
+
+    def infer(
+        self,
+        tenant: str,
+        inputs: Mapping[str, np.ndarray],
+        budget_ns: int | None = None,
+        priority: int = 0,
+        *,
+        version: int | None = None,
+    ) -> Awaitable[InferResult]: ...
+
+    def ask(self, what: str) -> Awaitable[bytes]: ...
+
+
+class HttpApp:
+    """`client_source()` gives the connected client, or None while there is none."""
+
+    def __init__(self, client_source: Callable[[], Client | None], settings: HttpSettings) -> None:
         self._client_source = client_source
         #: May be replaced at any time.
         self.settings = settings
@@ -143,7 +162,7 @@ class HttpApp:
         arrived_ns = time.monotonic_ns()
         info = _check_ready(self._tenant(name, version))
         headers: HeaderMap = dict(scope["headers"])
-        with self._intake.open() as body:
+        with Body(self._intake) as body:
             given = await body.read(headers, receive)
             while True:
                 try:
@@ -189,7 +208,9 @@ class HttpApp:
         large = await tensors.encode_large(outputs)
         return due.keep(plain.format_json(outputs, large))
 
-    async def _run(self, info: TenantInfo, inputs: Any, due: Due, priority: int) -> Any:
+    async def _run(
+        self, info: TenantInfo, inputs: Mapping[str, np.ndarray], due: Due, priority: int
+    ) -> Mapping[str, np.ndarray]:
         try:
             result = await self._client().infer(
                 info.name, inputs, due.left_ns(), priority, version=info.version
@@ -200,7 +221,7 @@ class HttpApp:
 
     # --- who is there --------------------------------------------------------------------------
 
-    def _client(self) -> SchedulerClient:
+    def _client(self) -> Client:
         client = self._client_source()
         if client is None:
             raise HttpError("restarting", "the scheduler is starting")
@@ -338,7 +359,7 @@ def _as_http(error: InferError) -> HttpError:
 
 
 def _due(info: TenantInfo, budget_ns: int | None, arrived_ns: int) -> Due:
-    return Due(budget_ns or info.deadline_ns or oip.TIMEOUT_LIMIT_US * 1000, arrived_ns)
+    return Due(budget_ns or info.deadline_ns or TIMEOUT_LIMIT_US * 1000, arrived_ns)
 
 
 def _json(value: Any) -> Answer:

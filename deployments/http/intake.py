@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -67,51 +66,15 @@ class Intake:
     """Counts what is in the replica now. The limits may change meanwhile."""
 
     def __init__(self, limits: Callable[[], IntakeLimits]) -> None:
-        self._limits = limits
+        self.limits = limits
         self.ongoing = 0
         self.reading = 0
         self.held_bytes = 0
 
-    @property
-    def limits(self) -> IntakeLimits:
-        return self._limits()
-
-    @contextmanager
-    def open(self) -> Iterator[Body]:
-        """Around one request with a body; what its body holds is given back at the end."""
-        if self.ongoing >= self.limits.ongoing:
-            raise self._full("window_full", f"{self.ongoing} requests are open in this replica")
-        self.ongoing += 1
-        body = Body(self)
-        try:
-            yield body
-        finally:
-            self.ongoing -= 1
-            self.held_bytes -= body.held_bytes
-
-    @contextmanager
-    def read(self) -> Iterator[None]:
-        if self.reading >= self.limits.reading:
-            raise self._full("replica_full", f"{self.reading} bodies are on the way already")
-        self.reading += 1
-        try:
-            yield
-        finally:
-            self.reading -= 1
-
-    def hold(self, num_bytes: int) -> None:
-        if self.held_bytes + num_bytes > self.limits.held_bytes:
-            held = f"bodies: {self.held_bytes} bytes are held in this replica"
-            raise self._full("memory", f"{held}, allowed: {self.limits.held_bytes}")
-        self.held_bytes += num_bytes
-
-    @staticmethod
-    def _full(reason: str, message: str) -> HttpError:
-        return HttpError(reason, message, BUSY_NS, closes=True)
-
 
 class Body:
-    """The body of one request."""
+    """The body of one request, around which it is a context: what the body holds is given back at
+    the end. Written out, not by `contextmanager`: each request pays for it."""
 
     __slots__ = ("_intake", "held_bytes")
 
@@ -119,28 +82,50 @@ class Body:
         self._intake = intake
         self.held_bytes = 0
 
+    def __enter__(self) -> Body:
+        intake = self._intake
+        if intake.ongoing >= intake.limits().ongoing:
+            raise _full("window_full", f"{intake.ongoing} requests are open in this replica")
+        intake.ongoing += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._intake.ongoing -= 1
+        self._intake.held_bytes -= self.held_bytes
+
     def _hold(self, num_bytes: int) -> None:
-        self._intake.hold(num_bytes)
+        intake = self._intake
+        limit = intake.limits().held_bytes
+        if intake.held_bytes + num_bytes > limit:
+            held = f"bodies: {intake.held_bytes} bytes are held in this replica"
+            raise _full("memory", f"{held}, allowed: {limit}")
+        intake.held_bytes += num_bytes
         self.held_bytes += num_bytes
 
     async def read(
         self, headers: Mapping[bytes, bytes], receive: Callable[[], Awaitable[dict[str, Any]]]
     ) -> bytes:
-        limit = self._intake.limits.body_bytes
+        intake = self._intake
+        limits = intake.limits()
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > 18 or int(length) > limit:
-            raise too_large(limit, f"{length[:20].decode('latin-1')} bytes")
-        with self._intake.read():
+        if not length.isdigit() or len(length) > 18 or int(length) > limits.body_bytes:
+            raise too_large(limits.body_bytes, f"{length[:20].decode('latin-1')} bytes")
+        if intake.reading >= limits.reading:
+            raise _full("replica_full", f"{intake.reading} bodies are on the way already")
+        intake.reading += 1
+        try:
             body = await self._receive(receive)
+        finally:
+            intake.reading -= 1
         encoding = headers.get(b"content-encoding")
         if encoding is None:
             return body
-        plain = decompress(body, encoding, limit)
+        plain = decompress(body, encoding, limits.body_bytes)
         self._hold(len(plain))
         return plain
 
     async def _receive(self, receive: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
-        limits = self._intake.limits
+        limits = self._intake.limits()
         started = asyncio.get_running_loop().time()
         parts: list[bytes] = []
         size = 0
@@ -167,6 +152,10 @@ class Body:
                 f"body: {size} bytes and no end of it in {seconds:.0f} s",
                 closes=True,
             ) from None
+
+
+def _full(reason: str, message: str) -> HttpError:
+    return HttpError(reason, message, BUSY_NS, closes=True)
 
 
 def too_large(limit: int, given: str) -> HttpError:

@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 
 from coissue.deployments.channel.checking import show
 from coissue.deployments.http import tensors
+from coissue.deployments.http.bodies import (
+    Call,
+    InferBody,
+    InputParameters,
+    InputTensor,
+    OutputParameters,
+)
 from coissue.deployments.http.errors import JSON, RAW, Answer, Headers, explain, malformed
-from coissue.scheduler.ready import PRIORITIES
 
 if TYPE_CHECKING:
     from coissue.deployments.channel.frames import PortInfo, TenantInfo
@@ -29,64 +35,6 @@ SERVER: Final = {
     "extensions": ["binary_tensor_data", "schedule_policy", "model_configuration"],
 }
 LENGTH_HEADER: Final = b"inference-header-content-length"
-#: A day: longer deadlines mean nothing here and would not fit the clock when huge.
-TIMEOUT_LIMIT_US: Final = 86_400_000_000
-
-Extent = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
-
-
-class Parameters(msgspec.Struct, frozen=True):
-    #: Microseconds; 0 says nothing.
-    timeout: Annotated[int, msgspec.Meta(ge=0, le=TIMEOUT_LIMIT_US)] = 0
-    #: 0: the tenant's own; 1 is served first.
-    priority: Annotated[int, msgspec.Meta(ge=0, le=PRIORITIES)] = 0
-    binary_data_output: bool = False
-    sequence_id: int | str | None = None
-
-
-class InputParameters(msgspec.Struct, frozen=True):
-    binary_data_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    shared_memory_region: str | None = None
-
-
-class OutputParameters(msgspec.Struct, frozen=True):
-    binary_data: bool | None = None
-    classification: Annotated[int, msgspec.Meta(ge=0)] = 0
-    shared_memory_region: str | None = None
-
-
-class InputTensor(msgspec.Struct):
-    name: str
-    shape: Annotated[list[Extent], msgspec.Meta(max_length=16)]
-    datatype: str
-    data: msgspec.Raw = msgspec.Raw(b"")
-    parameters: InputParameters = InputParameters()
-
-
-class OutputTensor(msgspec.Struct):
-    name: str
-    parameters: OutputParameters = OutputParameters()
-
-
-class InferBody(msgspec.Struct):
-    inputs: Annotated[list[InputTensor], msgspec.Meta(min_length=1, max_length=256)]
-    id: str | None = None
-    parameters: Parameters = Parameters()
-    outputs: Annotated[list[OutputTensor], msgspec.Meta(max_length=256)] | None = None
-
-
-class Call(msgspec.Struct):
-    """A parsed inference request."""
-
-    inputs: dict[str, np.ndarray]
-    #: (output port, as binary) in the order of the answer.
-    outputs: list[tuple[PortInfo, bool]]
-    id: str | None = None
-    #: None: the tenant's own deadline.
-    budget_ns: int | None = None
-    #: 0: the tenant's own.
-    priority: int = 0
-
 
 _BODY: Final = msgspec.json.Decoder(InferBody)
 

@@ -15,14 +15,11 @@ import numpy as np
 
 from coissue.deployments.channel.checking import show
 from coissue.deployments.http import tensors
+from coissue.deployments.http.bodies import PlainBody
 from coissue.deployments.http.errors import JSON, RAW, Answer, HttpError, explain, malformed
 
 if TYPE_CHECKING:
     from coissue.deployments.channel.frames import TenantInfo
-
-
-class PlainBody(msgspec.Struct):
-    inputs: dict[str, msgspec.Raw]
 
 
 _BODY: Final = msgspec.json.Decoder(PlainBody)

@@ -19,7 +19,7 @@ import uvloop
 
 from coissue.deployments.channel.arena import Arena, open_peer_arena
 from coissue.deployments.channel.checking import InferError
-from coissue.deployments.channel.client import ChannelRefused, SchedulerClient
+from coissue.deployments.channel.client import ChannelRefused, SchedulerClient, _Open
 from coissue.deployments.channel.frames import (
     FROM_SERVER,
     PREFIX,
@@ -38,7 +38,6 @@ from coissue.deployments.channel.frames import (
     Times,
     frame_buffers,
 )
-from coissue.deployments.channel.link import Link
 from coissue.deployments.channel.server import Answer, ChannelServer
 from coissue.kernels.ir import R, fixed
 
@@ -560,7 +559,7 @@ def test_the_server_trusts_no_header(run, folder, change, words):
             bad = Infer(**{**fields, "tenant": "add", **change})
             future = asyncio.get_running_loop().create_future()
             connection = pair.client._connection
-            connection.open[1] = type("Entry", (), {"future": future, "block": -1})()
+            connection.open[1] = _Open(future)
             connection.arena = next(iter(pair.server.sessions))._arena = None
             connection.send(bad, [np.zeros(8, "f4")])
             with pytest.raises(InferError, match=words):
@@ -647,29 +646,21 @@ def test_a_late_answer_for_a_client_that_is_gone(run, folder):
 def test_a_peer_that_does_not_read_is_dropped(run, folder):
     """The server's memory for it is bounded by `held_bytes`, and it has `unread_s`."""
 
-    class Deaf(Link):
-        lost = False
-
-        def on_lost(self):
-            self.lost = True
-
     async def main():
         limits = ChannelLimits(
             arena_bytes=0, unread_bytes=1 << 18, held_bytes=1 << 20, unread_s=0.2
         )
         async with Pair(Endpoint(path=str(folder / "s")), limits) as pair:
-            deaf = Deaf(FROM_SERVER, ChannelLimits(), 1 << 20)
-            loop = asyncio.get_running_loop()
-            await loop.create_unix_connection(lambda: deaf, pair.endpoint.path)
-            deaf._transport.pause_reading()
-            deaf.send(Hello(PROTOCOL_VERSION))
+            _, deaf = await asyncio.open_unix_connection(pair.endpoint.path)
+            deaf.transport.pause_reading()
+            deaf.writelines(frame_buffers(Hello(PROTOCOL_VERSION)))
             arrays = [np.zeros((1000, 4), "f4")] * 2
             refs = tuple(TensorRef("f32", (1000, 4)) for _ in arrays)
             while len(pair.server.sessions) < 2:
                 await asyncio.sleep(0)
             session = list(pair.server.sessions)[1]
             for number in range(200):
-                deaf.send(Infer(number, "add", 1, refs), arrays)
+                deaf.writelines(frame_buffers(Infer(number, "add", 1, refs), arrays))
                 await asyncio.sleep(0)
             while len(pair.server.sessions) == 2:
                 assert session._held_bytes <= 1 << 20
@@ -677,7 +668,7 @@ def test_a_peer_that_does_not_read_is_dropped(run, folder):
             assert "read nothing for 0.2 s" in session.error
             assert [entry.reason for entry in pair.backend.refused][:1] == ["memory"]
             check_sum(await pair.client.infer("add", inputs()), inputs())
-            deaf.drop("done")
+            deaf.transport.abort()
 
     run(main())
 

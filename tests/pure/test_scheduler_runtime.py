@@ -24,8 +24,8 @@ from coissue.scheduler.messages import (
     SignatureId,
     Submitted,
 )
-from coissue.scheduler.ports import CoreLimits, DeviceLostError, LaunchError
-from coissue.scheduler.runtime import Runtime, RuntimeStoppedError
+from coissue.scheduler.ports import CoreLimits, DeviceLostError, LaunchError, RuntimeStoppedError
+from coissue.scheduler.runtime import Runtime
 
 WAIT_S = 30
 
