@@ -15,11 +15,17 @@ from setuptools import Extension, setup
 
 FOLDERS = ("kernels", "scheduler", "deployments")
 HERE = Path(__file__).parent
-#: What runs per kernel. Not what is read by its annotations (`plain`), which compiling erases.
-COMPILED = (
-    "admission", "coalesce", "core", "dispatch", "fairness", "health", "hold", "pick", "policies",
-    "program", "ready", "retire", "states", "trace", "window",
-)  # fmt: skip
+#: What runs per kernel and per request. Not what is read by its annotations (messages, frames,
+#: bodies), which compiling erases, nor what inherits from a class that is not compiled.
+COMPILED = {
+    "scheduler": (
+        "admission", "coalesce", "core", "dispatch", "fairness", "health", "hold", "pick",
+        "policies", "program", "ready", "retire", "runtime", "states", "trace", "window",
+    ),
+    "deployments": ("executor",),
+    "deployments/channel": ("arena", "checking", "client", "link", "server", "session"),
+    "deployments/http": ("app", "errors", "intake", "oip", "plain", "report", "tensors"),
+}  # fmt: skip
 #: The commands that need them; others only ask for names and versions.
 BUILDING = {"build", "build_ext", "bdist_wheel", "develop", "editable_wheel", "install"}
 
@@ -45,7 +51,9 @@ def list_extensions() -> list[Extension]:
     for top in FOLDERS:
         if not (links / top).is_symlink():
             (links / top).symlink_to(Path("../..") / top)
-    files = [f".links/coissue/scheduler/{name}.py" for name in COMPILED]
+    files = [
+        f".links/coissue/{folder}/{name}.py" for folder in COMPILED for name in COMPILED[folder]
+    ]
     found: list[Extension] = mypycify(files, opt_level="3", group_name="coissue_core")
     for extension in found:
         extension.optional = True

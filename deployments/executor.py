@@ -14,8 +14,8 @@ from typing import Final, final
 
 import numpy as np
 
+from coissue.deployments.channel.backend import Answer
 from coissue.deployments.channel.frames import printable
-from coissue.deployments.channel.server import Answer
 from coissue.kernels.cpu.border import Arrival, Border, Reader, enter
 from coissue.kernels.cpu.device import BoundKernel, Buffers, CpuDevice, DeviceSegment
 from coissue.kernels.lowered import Lowered

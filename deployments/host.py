@@ -24,8 +24,9 @@ import uvloop
 
 from coissue.deployments.attach import Attacher, AttachError, bytes_needed, describe_tenant
 from coissue.deployments.changes import list_restart_keys
+from coissue.deployments.channel.backend import Answer, SubmitRequest
 from coissue.deployments.channel.frames import Endpoint, Refused, TenantInfo, Times
-from coissue.deployments.channel.server import Answer, ChannelServer, SubmitRequest
+from coissue.deployments.channel.server import ChannelServer
 from coissue.deployments.costs import Costs
 from coissue.deployments.discovery import settle_garbage
 from coissue.deployments.executor import DeviceExecutor, Reply, Running, ServedProgram

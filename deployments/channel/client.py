@@ -18,11 +18,11 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from coissue.deployments.channel import frames
 from coissue.deployments.channel.arena import Arena, round_up, take_tensors
+from coissue.deployments.channel.backend import InferResult
 from coissue.deployments.channel.checking import STALE, TOO_LARGE, InferError, check_inputs, show
 from coissue.deployments.channel.frames import ChannelLimits, Endpoint, TenantInfo, TensorRef
 from coissue.deployments.channel.link import Link
@@ -41,13 +41,6 @@ _Answer = frames.Result | frames.Failure | frames.Told
 
 class ChannelRefused(Exception):
     """The scheduler does not want this client (wrong secret, other protocol version)."""
-
-
-class InferResult(msgspec.Struct, frozen=True):
-    outputs: dict[str, np.ndarray]
-    queue_ns: int
-    device_ns: int
-    launches: int
 
 
 @dataclass(slots=True)

@@ -16,10 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from coissue.deployments.channel.backend import Answer, Backend
 from coissue.deployments.channel.frames import ChannelLimits, Directory, Endpoint, TenantInfo
-from coissue.deployments.channel.session import Answer, Backend, Session, SubmitRequest
-
-__all__ = ["Answer", "Backend", "ChannelServer", "SubmitRequest"]
+from coissue.deployments.channel.session import Session
 
 #: sockaddr_un has room for so many bytes of path.
 _PATH_BYTES: Final = 107

@@ -17,16 +17,16 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 import numpy as np
 
 from coissue.deployments.channel import frames
 from coissue.deployments.channel.arena import Mapping, open_peer_arena, take_tensors
+from coissue.deployments.channel.backend import Answer, SubmitRequest
 from coissue.deployments.channel.checking import (
     MALFORMED,
     STALE,
@@ -47,54 +47,6 @@ log = logging.getLogger(__name__)
 
 _PEER: Final = struct.Struct("3i")  # pid, uid, gid
 _ASKS: Final = 8
-
-
-class SubmitRequest(msgspec.Struct, frozen=True):
-    """A checked request. `handle` is unique in this server; `tokens` is T (0: no token axis)."""
-
-    handle: int
-    tenant: str
-    version: int
-    rows: int
-    tokens: int
-    #: In the tenant's order; read-only by convention: they may lie in the client's memory.
-    inputs: list[np.ndarray]
-    #: From now; None: the tenant's SLO.
-    budget_ns: int | None
-    #: 0: the tenant's.
-    priority: int
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """Outputs in the tenant's order (not to be changed any more), or a `reason` why not."""
-
-    outputs: Sequence[np.ndarray] = ()
-    queue_ns: int = 0
-    device_ns: int = 0
-    launches: int = 0
-    reason: str = ""
-    message: str = ""
-    retry_after_ns: int = 0
-
-
-class Backend(Protocol):
-    """What the server serves. All methods but `ask` are called on the loop and must be quick."""
-
-    def directory(self) -> list[TenantInfo]: ...
-
-    def submit(self, request: SubmitRequest, reply: Callable[[Answer], None]) -> None:
-        """`reply` may be called from any thread, now or later, exactly once."""
-
-    def cancel(self, handle: int) -> None:
-        """The client does not want the answer any more; unknown handles are ignored."""
-
-    def observe_times(self, times: frames.Times) -> None: ...
-
-    def count_refused(self, refused: Refused) -> None:
-        """Requests that never came to `submit`; nothing in it has been checked."""
-
-    def ask(self, what: str) -> bytes:
-        """Called on a worker thread. Raises `KeyError` for what it does not know."""
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from coissue.deployments.http.intake import Body, Due, Intake, IntakeLimits
 from coissue.deployments.http.report import Listener, Reports
 
 if TYPE_CHECKING:
-    from coissue.deployments.channel.client import InferResult
+    from coissue.deployments.channel.backend import InferResult
     from coissue.deployments.channel.frames import TenantInfo
     from coissue.deployments.handlers import Handler
 

@@ -27,9 +27,10 @@ from multiprocessing.connection import Connection
 import numpy as np
 import uvloop
 
+from coissue.deployments.channel.backend import Answer
 from coissue.deployments.channel.client import SchedulerClient
 from coissue.deployments.channel.frames import Endpoint, PortInfo, TenantInfo
-from coissue.deployments.channel.server import Answer, ChannelServer
+from coissue.deployments.channel.server import ChannelServer
 from coissue.kernels.ir import Dim, R
 
 PORTS = {name: (PortInfo(name, "f32", (R, Dim(256))),) for name in "xy"}

@@ -18,6 +18,7 @@ import pytest
 import uvloop
 
 from coissue.deployments.channel.arena import Arena, open_peer_arena
+from coissue.deployments.channel.backend import Answer
 from coissue.deployments.channel.checking import InferError
 from coissue.deployments.channel.client import ChannelRefused, SchedulerClient, _Open
 from coissue.deployments.channel.frames import (
@@ -38,7 +39,7 @@ from coissue.deployments.channel.frames import (
     Times,
     frame_buffers,
 )
-from coissue.deployments.channel.server import Answer, ChannelServer
+from coissue.deployments.channel.server import ChannelServer
 from coissue.kernels.ir import R, fixed
 
 WAIT_S = 60.0  # a hang, not a speed, fails a test

@@ -17,8 +17,8 @@ import tritonclient.http as triton
 import uvicorn
 from tritonclient.utils import InferenceServerException
 
+from coissue.deployments.channel.backend import InferResult
 from coissue.deployments.channel.checking import check_inputs
-from coissue.deployments.channel.client import InferResult
 from coissue.deployments.channel.frames import NUMPY_DTYPES, PortInfo, TenantInfo
 from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.kernels.ir import Dim, R, T

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from coissue.deployments.channel.backend import InferResult
 from coissue.deployments.channel.checking import InferError, check_inputs
-from coissue.deployments.channel.client import InferResult
 from coissue.deployments.channel.frames import NUMPY_DTYPES, PortInfo, TenantInfo
 from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.kernels.ir import Dim, R, T
