@@ -19,11 +19,11 @@ HERE = Path(__file__).parent
 #: bodies), which compiling erases, nor what inherits from a class that is not compiled.
 COMPILED = {
     "scheduler": (
-        "admission", "coalesce", "core", "dispatch", "fairness", "health", "hold", "pick",
+        "admission", "clock", "coalesce", "core", "dispatch", "fairness", "health", "hold", "pick",
         "policies", "program", "ready", "retire", "runtime", "states", "trace", "window",
     ),
-    "deployments": ("executor",),
-    "deployments/channel": ("arena", "checking", "client", "link", "server", "session"),
+    "deployments": ("door", "executor"),
+    "deployments/channel": ("arena", "checking", "client", "framing", "link", "server", "session"),
     "deployments/http": ("app", "errors", "intake", "oip", "plain", "report", "tensors"),
 }  # fmt: skip
 #: The commands that need them; others only ask for names and versions.

@@ -21,7 +21,7 @@ from coissue.deployments.costs import Costs
 from coissue.deployments.executor import ServedProgram
 from coissue.deployments.lookups import find_bounds
 from coissue.deployments.settings import SloClass, TenantSettings
-from coissue.kernels.cost import estimate, estimate_program
+from coissue.kernels.cost import estimate
 from coissue.kernels.cpu.border import Arrival, Border, Reader, enter, to_tensor
 from coissue.kernels.cpu.device import CpuDevice, DeviceSegment
 from coissue.kernels.cpu.measure import measure
@@ -48,8 +48,6 @@ JOIN_ROWS: Final = 2
 JOIN_TOKENS: Final = 16
 GUESS_FLOPS_PER_NS: Final = 40.0
 GUESS_BYTES_PER_NS: Final = 8.0
-#: Request sizes whose memory is remembered, per program.
-PEAKS_LIMIT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,17 +244,6 @@ class Attacher:
 
     def describe_signature(self, signature: SignatureId) -> str:
         return self._names.get(signature, f"signature {signature}")
-
-
-def bytes_needed(program: ServedProgram, rows: int, tokens: int) -> int:
-    """Device bytes a request of this size reserves while it runs."""
-    found = program.peaks.get((rows, tokens))
-    if found is None:
-        if len(program.peaks) >= PEAKS_LIMIT:
-            program.peaks.clear()
-        model = program.lowered.program
-        found = program.peaks[rows, tokens] = estimate_program(model, rows, tokens).bytes_peak
-    return found
 
 
 def load_artifact(folder: Path, held: Callable[[Weight, Type], bool]) -> Artifact:

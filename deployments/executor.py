@@ -16,6 +16,7 @@ import numpy as np
 
 from coissue.deployments.channel.backend import Answer
 from coissue.deployments.channel.frames import printable
+from coissue.kernels.cost import estimate_program
 from coissue.kernels.cpu.border import Arrival, Border, Reader, enter
 from coissue.kernels.cpu.device import BoundKernel, Buffers, CpuDevice, DeviceSegment
 from coissue.kernels.lowered import Lowered
@@ -23,6 +24,8 @@ from coissue.scheduler.messages import Complete, Launch, Outcome, RequestId, Sig
 from coissue.scheduler.ports import LaunchError
 
 Reply = Callable[[Answer], None]
+#: Request sizes whose memory is remembered, per program.
+PEAKS_LIMIT: Final = 4096
 BAD_INDEX = "an input leads to an index that is outside of the table it looks up"
 #: How torch says so where it does not raise an `IndexError`.
 _OUTSIDE: Final = re.compile(r"is out of bounds for dimension|is not in the valid range")
@@ -51,21 +54,40 @@ class ServedProgram:
     #: (rows, tokens) -> bytes a request of that size needs, as far as asked.
     peaks: dict[tuple[int, int], int] = field(default_factory=dict)
 
+    def bytes_needed(self, rows: int, tokens: int) -> int:
+        """Device bytes a request of this size reserves while it runs."""
+        found = self.peaks.get((rows, tokens))
+        if found is None:
+            if len(self.peaks) >= PEAKS_LIMIT:
+                self.peaks.clear()
+            found = estimate_program(self.lowered.program, rows, tokens).bytes_peak
+            self.peaks[rows, tokens] = found
+        return found
 
-@dataclass(slots=True)
+
+@final
 class Running:
     """A request between admission and its answer."""
 
-    program: ServedProgram
-    rows: int
-    tokens: int
-    inputs: Mapping[str, np.ndarray]
-    reply: Reply
-    submitted_ns: int
-    buffers: Buffers | None = None
-    first_launch_ns: int = 0
-    device_ns: int = 0
-    launches: int = 0
+    def __init__(
+        self,
+        program: ServedProgram,
+        rows: int,
+        tokens: int,
+        inputs: Mapping[str, np.ndarray],
+        reply: Reply,
+        submitted_ns: int,
+    ) -> None:
+        self.program = program
+        self.rows = rows
+        self.tokens = tokens
+        self.inputs = inputs
+        self.reply = reply
+        self.submitted_ns = submitted_ns
+        self.buffers: Buffers | None = None
+        self.first_launch_ns = 0
+        self.device_ns = 0
+        self.launches = 0
 
     def entered(self) -> Buffers:
         assert self.buffers is not None, "it entered with its first launch"

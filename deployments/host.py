@@ -22,14 +22,14 @@ from wsgiref.simple_server import WSGIServer
 
 import uvloop
 
-from coissue.deployments.attach import Attacher, AttachError, bytes_needed, describe_tenant
+from coissue.deployments.attach import Attacher, AttachError, describe_tenant
 from coissue.deployments.changes import list_restart_keys
-from coissue.deployments.channel.backend import Answer, SubmitRequest
 from coissue.deployments.channel.frames import Endpoint, Refused, TenantInfo, Times
 from coissue.deployments.channel.server import ChannelServer
 from coissue.deployments.costs import Costs
 from coissue.deployments.discovery import settle_garbage
-from coissue.deployments.executor import DeviceExecutor, Reply, Running, ServedProgram
+from coissue.deployments.door import Door
+from coissue.deployments.executor import DeviceExecutor, ServedProgram
 from coissue.deployments.http.errors import STATUS
 from coissue.deployments.metrics import Levels, SchedulerMetrics
 from coissue.deployments.settings import MS, AppSettings, SloClass, TenantSettings
@@ -40,7 +40,7 @@ from coissue.kernels.cpu.device import CpuDevice
 from coissue.kernels.cpu.measure import GRID
 from coissue.scheduler.clock import MonotonicClock
 from coissue.scheduler.core import Core
-from coissue.scheduler.messages import Cancelled, Drain, PolicyChosen, RequestId, Submitted
+from coissue.scheduler.messages import Drain, PolicyChosen
 from coissue.scheduler.policies import POLICIES
 from coissue.scheduler.ports import CoreLimits
 from coissue.scheduler.recording import Recorder
@@ -92,11 +92,11 @@ class SchedulerHost:
         self.attacher = Attacher(self.device, self.costs, self.runtime, bound_ns)
         self.metrics = SchedulerMetrics(self.device.name, self._levels)
         self.timeline = Timeline()
-        self.channel = _Channel(self, settings, run_dir)
         #: Around the attacher, for as long as it takes to bring a tenant up.
         self._attaching = threading.Lock()
         self._collecting = threading.Lock()
-        self.tenants = Tenants(self.runtime, self.clock, self.channel.push_directory)
+        self.tenants = Tenants(self.runtime, self.clock, lambda: self.channel.push_directory())
+        self.channel = _Channel(self, settings, run_dir)
         #: Of the tenants, for requests.
         self._programs, self._infos = self.tenants.programs, self.tenants.infos
         # From the start all tenants of the settings, so that none is ever unknown to a replica.
@@ -260,31 +260,6 @@ class SchedulerHost:
     def directory(self) -> list[TenantInfo]:
         return list(self._infos.values())
 
-    def submit(self, number: RequestId, request: SubmitRequest, reply: Reply) -> None:
-        program = self._programs.get(request.tenant)
-        info = self._infos.get(request.tenant)
-        if program is None or info is None:
-            self.count_refused(Refused(request.tenant, "unknown_tenant", 1))
-            reply(Answer(reason="unknown_tenant", message=f"no tenant {request.tenant!r}"))
-            return
-        now_ns = self.clock.now_ns()
-        budget_ns = info.deadline_ns if request.budget_ns is None else request.budget_ns
-        names = [port.name for port in info.inputs]
-        inputs = dict(zip(names, request.inputs, strict=True))
-        self.executor.admit(
-            number, Running(program, request.rows, request.tokens, inputs, reply, now_ns)
-        )
-        self.runtime.post(
-            Submitted(
-                now_ns, number, request.tenant, request.rows, request.rows * request.tokens,
-                now_ns + budget_ns, request.priority,
-                bytes_needed(program, request.rows, request.tokens),
-            )
-        )  # fmt: skip
-
-    def cancel(self, number: RequestId) -> None:
-        self.runtime.post(Cancelled(self.clock.now_ns(), number))
-
     def count_refused(self, refused: Refused) -> None:
         """Names that clients made up become one series, so that they cannot fill the memory."""
         tenant = refused.tenant if refused.tenant in self._infos else ""
@@ -348,26 +323,6 @@ class SchedulerHost:
         ).encode()
 
 
-class _Door:
-    """The backend of one listening socket: makes its handles unique in the scheduler."""
-
-    def __init__(self, host: SchedulerHost, index: int, doors: int) -> None:
-        self._host, self._index, self._doors = host, index, doors
-        self.directory = host.directory
-        self.count_refused = host.count_refused
-        self.observe_times = host.observe_times
-        self.ask = host.ask
-
-    def _number(self, handle: int) -> RequestId:
-        return RequestId(handle * self._doors + self._index)
-
-    def submit(self, request: SubmitRequest, reply: Reply) -> None:
-        self._host.submit(self._number(request.handle), request, reply)
-
-    def cancel(self, handle: int) -> None:
-        self._host.cancel(self._number(handle))
-
-
 class _Channel:
     """The listening sockets, on the runtime's loop."""
 
@@ -379,7 +334,7 @@ class _Channel:
             secret = Path(scheduler.secret_file).read_text().strip()
             endpoints.append(Endpoint(host="0.0.0.0", port=scheduler.tcp_port, secret=secret))
         self._servers = [
-            ChannelServer(endpoint, _Door(host, index, len(endpoints)))
+            ChannelServer(endpoint, Door(host, index, len(endpoints)))
             for index, endpoint in enumerate(endpoints)
         ]
         self.endpoint = endpoints[0]

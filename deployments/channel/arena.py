@@ -22,6 +22,7 @@ import numpy as np
 
 from coissue.deployments.channel.checking import MALFORMED, InferError
 from coissue.deployments.channel.frames import ALIGN, NUMPY_DTYPES, TensorRef
+from coissue.deployments.channel.framing import tensor_bytes
 
 #: Every tensor in an arena starts at a multiple of this.
 ARENA_ALIGN: Final = 64
@@ -129,7 +130,7 @@ def take_tensors(
             arrays.append(arena.view(ref.dtype, ref.shape, ref.offset))
             continue
         start = end + -end % ALIGN
-        end = start + ref.num_bytes
+        end = start + tensor_bytes(ref)
         if end > len(body):
             break
         arrays.append(np.ndarray(ref.shape, NUMPY_DTYPES[ref.dtype], body, start))

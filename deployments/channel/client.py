@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, Final
@@ -25,7 +24,9 @@ from coissue.deployments.channel.arena import Arena, round_up, take_tensors
 from coissue.deployments.channel.backend import InferResult
 from coissue.deployments.channel.checking import STALE, TOO_LARGE, InferError, check_inputs, show
 from coissue.deployments.channel.frames import ChannelLimits, Endpoint, TenantInfo, TensorRef
+from coissue.deployments.channel.framing import tensor_bytes
 from coissue.deployments.channel.link import Link
+from coissue.deployments.channel.wire import Wire
 
 RESTARTING: Final = "restarting"
 _BACKOFF_S: Final = 0.02
@@ -43,14 +44,14 @@ class ChannelRefused(Exception):
     """The scheduler does not want this client (wrong secret, other protocol version)."""
 
 
-@dataclass(slots=True)
 class _Open:
     """One request (or ask, without `info`) that waits for its answer."""
 
-    future: asyncio.Future[Any]
-    info: TenantInfo | None = None
-    #: Its block in the arena, -1: none.
-    block: int = -1
+    def __init__(self, future: asyncio.Future[Any], info: TenantInfo | None = None) -> None:
+        self.future = future
+        self.info = info
+        #: Its block in the arena, -1: none.
+        self.block = -1
 
 
 class _Connection(Link):
@@ -122,7 +123,7 @@ class _Connection(Link):
         entry = _Open(self._loop.create_future(), info)
         sizes = [array.nbytes for array in arrays]
         places = self._reserve(
-            entry, sizes + [ref.num_bytes for ref in info.output_refs(rows, tokens)]
+            entry, sizes + [tensor_bytes(ref) for ref in info.output_refs(rows, tokens)]
         )
         refs, body = [], []
         for port, array, place in zip(info.inputs, arrays, places, strict=False):
@@ -358,9 +359,9 @@ class SchedulerClient:
         loop = asyncio.get_running_loop()
         try:
             if endpoint.path:
-                await loop.create_unix_connection(lambda: connection, endpoint.path)
+                await loop.create_unix_connection(lambda: Wire(connection), endpoint.path)
             else:
-                await loop.create_connection(lambda: connection, endpoint.host, endpoint.port)
+                await loop.create_connection(lambda: Wire(connection), endpoint.host, endpoint.port)
             await connection.welcome
         except BaseException:
             if connection.arena:

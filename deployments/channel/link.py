@@ -22,11 +22,10 @@ from coissue.deployments.channel.frames import (
     Body,
     ChannelLimits,
     FrameError,
-    FrameReader,
     Goodbye,
     Message,
-    frame_buffers,
 )
+from coissue.deployments.channel.framing import FrameReader, frame_buffers
 
 #: A peer gets this long to read our last words.
 _CLOSE_S: Final = 1.0
@@ -34,7 +33,7 @@ _CLOSE_S: Final = 1.0
 _KEEPALIVE: Final = (5, 2, 3)
 
 
-class Link(asyncio.BufferedProtocol):
+class Link:
     def __init__(
         self, decoder: msgspec.msgpack.Decoder[Message], limits: ChannelLimits, header_bytes: int
     ) -> None:
@@ -118,7 +117,7 @@ class Link(asyncio.BufferedProtocol):
         if self._is_made:
             self._transport.abort()
 
-    # --- called by the loop ---
+    # --- called by the loop, through a `Wire` ---
 
     def pause_writing(self) -> None:
         """More than `unread_bytes` are on the way."""
@@ -154,7 +153,7 @@ class Link(asyncio.BufferedProtocol):
                 self.socket.setsockopt(socket.IPPROTO_TCP, name, value)
         self.on_open()
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
         return self._reader.get_buffer()
 
     def buffer_updated(self, num_bytes: int) -> None:

@@ -19,6 +19,7 @@ from typing import Final
 from coissue.deployments.channel.backend import Answer, Backend
 from coissue.deployments.channel.frames import ChannelLimits, Directory, Endpoint, TenantInfo
 from coissue.deployments.channel.session import Session
+from coissue.deployments.channel.wire import Wire
 
 #: sockaddr_un has room for so many bytes of path.
 _PATH_BYTES: Final = 107
@@ -53,7 +54,7 @@ class ChannelServer:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._refresh()
-        make = partial(Session, self)
+        make = partial(_connect, self)
         if self.endpoint.path:
             listener = listen_unix(self.endpoint.path)
             self._inode = os.stat(self.endpoint.path).st_ino
@@ -114,6 +115,10 @@ class ChannelServer:
         message = Directory(tuple(self.tenants.values()))
         for session in list(self.sessions):
             session.push(message)
+
+
+def _connect(server: ChannelServer) -> Wire:
+    return Wire(Session(server))
 
 
 def listen_unix(path: str) -> socket.socket:

@@ -18,9 +18,8 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from coissue.deployments.channel.checking import (
     show,
 )
 from coissue.deployments.channel.frames import DTYPE_NAMES, Refused, TenantInfo, TensorRef
+from coissue.deployments.channel.framing import tensor_bytes
 from coissue.deployments.channel.link import Link
 from coissue.scheduler.ready import PRIORITIES
 
@@ -49,16 +49,25 @@ _PEER: Final = struct.Struct("3i")  # pid, uid, gid
 _ASKS: Final = 8
 
 
-@dataclass(slots=True)
+@final
 class _Pending:
-    handle: int
-    info: TenantInfo
-    rows: int
-    tokens: int
-    #: Arena offsets for the outputs, -1: inline.
-    outputs: tuple[int, ...]
-    #: Bytes of the frame's body, kept alive by the inputs, and of the outputs that will be inline.
-    held_bytes: int
+    def __init__(
+        self,
+        handle: int,
+        info: TenantInfo,
+        refs: tuple[TensorRef, ...],
+        outputs: tuple[int, ...],
+        held_bytes: int,
+    ) -> None:
+        self.handle = handle
+        self.info = info
+        #: The outputs to come.
+        self.refs = refs
+        #: Their arena offsets, -1: inline. Empty: all inline.
+        self.outputs = outputs
+        #: Bytes of the frame's body, kept alive by the inputs, and of the outputs that will be
+        #: inline.
+        self.held_bytes = held_bytes
 
 
 class Session(Link):
@@ -188,7 +197,8 @@ class Session(Link):
         rows, tokens = check_types(info, [(ref.dtype, ref.shape) for ref in message.inputs])
         inputs = take_tensors(message.inputs, body, self._arena)
         check_values(info, inputs)
-        held = len(body) + self._check_outputs(info, message.outputs, rows, tokens)
+        refs = info.output_refs(rows, tokens)
+        held = len(body) + self._check_outputs(info, message.outputs, refs)
         if self._held_bytes + held > limits.held_bytes:
             raise InferError("memory", f"open requests hold {self._held_bytes} bytes already")
         handle = self._server.next_handle()
@@ -197,11 +207,11 @@ class Session(Link):
                 handle, info.name, info.version, rows, tokens, inputs,
                 message.budget_ns, message.priority,
             ),
-            _Pending(handle, info, rows, tokens, message.outputs, held),
+            _Pending(handle, info, refs, message.outputs, held),
         )  # fmt: skip
 
     def _check_outputs(
-        self, info: TenantInfo, offsets: tuple[int, ...], rows: int, tokens: int
+        self, info: TenantInfo, offsets: tuple[int, ...], refs: tuple[TensorRef, ...]
     ) -> int:
         """Bytes of the outputs that will be inline."""
         if len(offsets) not in (0, len(info.outputs)):
@@ -209,10 +219,9 @@ class Session(Link):
                 MALFORMED, f"outputs: {len(offsets)} offsets, allowed: 0 or {len(info.outputs)}"
             )
         inline = 0
-        refs = info.output_refs(rows, tokens)
         for port, ref, offset in zip(info.outputs, refs, offsets or (-1,) * len(refs), strict=True):
             if offset < 0:
-                inline += ref.num_bytes
+                inline += tensor_bytes(ref)
                 continue
             if self._arena is None:
                 raise InferError(MALFORMED, f"output {port.name!r}: there is no arena")
@@ -254,7 +263,7 @@ class Session(Link):
         self, entry: _Pending, outputs: Sequence[np.ndarray]
     ) -> tuple[tuple[TensorRef, ...], list[np.ndarray]]:
         """Copies outputs into the arena where the client reserved room; the rest goes inline."""
-        refs = entry.info.output_refs(entry.rows, entry.tokens)
+        refs = entry.refs
         if len(outputs) != len(refs):
             raise InferError("internal", f"{len(outputs)} outputs computed, not {len(refs)}")
         inline = []

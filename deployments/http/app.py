@@ -98,13 +98,13 @@ class HttpApp:
         self._has_heard = False
         #: Answers of this replica by reason ("ok" or a key of `STATUS`), since its start.
         self.counts: Counter[str] = Counter()
-        self._reports = Reports(client_source)
+        self.reports = Reports(client_source)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await _answer_other(scope, receive, send)
             return
-        self._reports.sample_lag()
+        self.reports.sample_lag()
         try:
             status, headers, body = await self._route(scope, receive)
             self.counts["ok"] += 1
@@ -125,7 +125,7 @@ class HttpApp:
         self.counts[error.reason] += 1
         if not error.is_counted:
             found = _MODEL.search(scope["path"]) or _PLAIN.search(scope["path"])
-            self._reports.refuse(found[1] if found else "", error.reason)
+            self.reports.refuse(found[1] if found else "", error.reason)
         return error.answer()
 
     async def _route(self, scope: Message, receive: Receive) -> Answer:
@@ -175,7 +175,7 @@ class HttpApp:
                     if fresh is info:
                         raise
                     info = fresh
-        self._reports.observe("http", info.name, (time.monotonic_ns() - arrived_ns) / 1e9)
+        self.reports.observe("http", info.name, (time.monotonic_ns() - arrived_ns) / 1e9)
         return answer
 
     async def _infer(

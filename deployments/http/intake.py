@@ -12,8 +12,9 @@ import asyncio
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, final
 
 from coissue.deployments.channel.checking import show
 from coissue.deployments.http.errors import Answer, HttpError, malformed
@@ -41,13 +42,14 @@ class IntakeLimits:
         return max(1, self.ongoing * 3 // 4)
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class Due:
     """When a request came to this replica, and how long it may take from there."""
 
-    budget_ns: int
-    #: As `time.monotonic_ns` counts.
-    arrived_ns: int = field(default_factory=time.monotonic_ns)
+    def __init__(self, budget_ns: int, arrived_ns: int) -> None:
+        self.budget_ns = budget_ns
+        #: As `time.monotonic_ns` counts.
+        self.arrived_ns = arrived_ns
 
     def left_ns(self) -> int:
         """Never 0: raises once the deadline has passed."""
@@ -126,11 +128,12 @@ class Body:
 
     async def _receive(self, receive: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
         limits = self._intake.limits()
-        started = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout_at(started + limits.body_seconds) as clock:
+            with _Timeout(loop, started + limits.body_seconds) as clock:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -144,7 +147,7 @@ class Body:
                     if not message.get("more_body"):
                         return part if len(parts) == 1 else b"".join(parts)
                     more_seconds = size / BODY_BYTES_PER_SECOND
-                    clock.reschedule(started + limits.body_seconds + more_seconds)
+                    clock.move(started + limits.body_seconds + more_seconds)
         except TimeoutError:
             seconds = limits.body_seconds + size / BODY_BYTES_PER_SECOND
             raise HttpError(
@@ -152,6 +155,44 @@ class Body:
                 f"body: {size} bytes and no end of it in {seconds:.0f} s",
                 closes=True,
             ) from None
+
+
+@final
+class _Timeout:
+    """`asyncio.timeout_at` for a loop that runs: that one is Python, and each request pays for it.
+    Cancels the task at its time, and makes a `TimeoutError` of that."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+        task = asyncio.current_task(loop)
+        assert task is not None, "used by a coroutine"
+        self._loop, self._task = loop, task
+        #: Requests to cancel the task that are not ours.
+        self._others = task.cancelling()
+        self._is_over = False
+        self._timer = loop.call_at(at, self._expire)
+
+    def move(self, at: float) -> None:
+        self._timer.cancel()
+        if not self._is_over:
+            self._timer = self._loop.call_at(at, self._expire)
+
+    def _expire(self) -> None:
+        self._is_over = True
+        self._task.cancel()
+
+    def __enter__(self) -> _Timeout:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        is_ours = self._is_over and self._task.uncancel() <= self._others
+        if is_ours and kind is asyncio.CancelledError:
+            raise TimeoutError from error
 
 
 def _full(reason: str, message: str) -> HttpError:

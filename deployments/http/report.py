@@ -47,6 +47,8 @@ class Reports:
 
     def __init__(self, listener: Callable[[], Listener | None]) -> None:
         self._listener = listener
+        self.report_after_s = REPORT_AFTER_S
+        self.lag_sample_s = LAG_SAMPLE_S
         #: (tenant or "", reason) -> answers that the scheduler has not been told of.
         self._refused: Counter[tuple[str, str]] = Counter()
         #: (kind, tenant) -> times that it has not been told of.
@@ -78,16 +80,16 @@ class Reports:
         loop = asyncio.get_running_loop()
         if due_at:
             self.observe("lag", "", loop.time() - due_at)
-        due_at = loop.time() + LAG_SAMPLE_S
+        due_at = loop.time() + self.lag_sample_s
         loop.call_at(due_at, self._sample, due_at)
 
     def _schedule(self) -> None:
         if not self._is_due:
             self._is_due = True
-            asyncio.get_running_loop().call_later(REPORT_AFTER_S, self._report)
+            asyncio.get_running_loop().call_later(self.report_after_s, self._report)
 
     def _report(self) -> None:
-        """At most tenants times reasons entries, once in `REPORT_AFTER_S`."""
+        """At most tenants times reasons entries, once in `report_after_s`."""
         self._is_due = False
         listener = self._listener()
         refused = [Refused(*key, count) for key, count in self._refused.items()]

@@ -27,7 +27,6 @@ from coissue.deployments.channel.frames import (
     PROTOCOL_VERSION,
     ChannelLimits,
     Endpoint,
-    FrameReader,
     Goodbye,
     Hello,
     Infer,
@@ -37,8 +36,8 @@ from coissue.deployments.channel.frames import (
     TenantInfo,
     TensorRef,
     Times,
-    frame_buffers,
 )
+from coissue.deployments.channel.framing import FrameReader, frame_buffers
 from coissue.deployments.channel.server import ChannelServer
 from coissue.kernels.ir import R, fixed
 

@@ -23,7 +23,6 @@ from coissue.deployments.channel.frames import (
     Cancel,
     Directory,
     FrameError,
-    FrameReader,
     Goodbye,
     Hello,
     Infer,
@@ -31,8 +30,8 @@ from coissue.deployments.channel.frames import (
     Result,
     TenantInfo,
     TensorRef,
-    frame_buffers,
 )
+from coissue.deployments.channel.framing import FrameReader, frame_buffers
 from coissue.kernels.ir import DTYPE_BYTES, R, T, fixed
 
 FRAME_LIMIT = 1 << 22

@@ -569,9 +569,9 @@ def test_metrics_come_from_the_scheduler(server):
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
-def test_refusals_and_times_are_reported_once_with_the_tenant(server, monkeypatch):
-    monkeypatch.setattr("coissue.deployments.http.report.REPORT_AFTER_S", 0.01)
-    monkeypatch.setattr("coissue.deployments.http.report.LAG_SAMPLE_S", 0.001)
+def test_refusals_and_times_are_reported_once_with_the_tenant(server):
+    server.app.reports.report_after_s = 0.01
+    server.app.reports.lag_sample_s = 0.001
     counted = InferError("deadline", "too late")
     counted.is_counted = True
 
