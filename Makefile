@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+COMPILED := *.so scheduler/*.so deployments/*.so deployments/*/*.so
 export PYTHONUNBUFFERED := 1
 
 .PHONY: help setup demo serve test check bench gpu golden clean
@@ -22,11 +23,12 @@ $(READY): pyproject.toml setup.py constraints.txt
 	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@ $(VENV)/.compiled
 
-# The core as extension modules, again whenever it changed; without a C compiler it runs as it is.
-$(VENV)/.compiled: setup.py $(wildcard scheduler/*.py) | $(READY)
-	@echo "Compiling the scheduler's core"
-	@rm -f *.so scheduler/*.so && $(BIN)/python setup.py -q build_ext --inplace
-	@touch -c *.so scheduler/*.so  # those that came out alike keep their old time
+# What runs per kernel and request as extension modules, again whenever it changed; without a C
+# compiler it runs as it is.
+$(VENV)/.compiled: setup.py $(wildcard scheduler/*.py deployments/*.py deployments/channel/*.py deployments/http/*.py) | $(READY)
+	@echo "Compiling the scheduler's core and the request's path (minutes)"
+	@rm -f $(COMPILED) && $(BIN)/python setup.py -q build_ext --inplace
+	@touch -c $(COMPILED)  # those that came out alike keep their old time
 	@touch $@
 
 .links/coissue:
@@ -61,4 +63,4 @@ golden: $(if $(wildcard tests/golden),setup)  ## rewrite the golden files; revie
 	@$(call IF_THERE,tests/golden,no code is generated so far) $(BIN)/python -m pytest -q tests/golden --rewrite-golden
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) .links .cache build dist out *.so scheduler/*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .links .cache build dist out $(COMPILED) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,6 +14,8 @@ import pytest
 from needs import find_tool
 
 ROOT = Path(__file__).parents[1]
+#: Folders with compiled modules, see `COMPILED` in setup.py.
+COMPILED = ("scheduler", "deployments")
 
 
 @pytest.fixture
@@ -33,20 +35,23 @@ def _no_thread_left_behind(request):
 
 def pytest_configure():
     """Tests of a compiled module that is older than its source would say nothing."""
-    compiled = {path.name.split(".")[0]: path for path in ROOT.glob("scheduler/*.so")}
-    for name, path in compiled.items():
-        if path.stat().st_mtime < (ROOT / f"scheduler/{name}.py").stat().st_mtime:
-            pytest.exit(f"scheduler/{name}.py changed since it was compiled: run `make setup`", 4)
+    compiled = [path for top in COMPILED for path in (ROOT / top).rglob("*.so")]
+    for path in compiled:
+        source = path.with_name(f"{path.name.split('.')[0]}.py")
+        if not source.exists() or path.stat().st_mtime < source.stat().st_mtime:
+            name = source.relative_to(ROOT)
+            pytest.exit(f"{name} changed since it was compiled: run `make setup`", 4)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """Tests that patch the core run in a child with its source: compiled code cannot be patched."""
+    """Tests that patch what is compiled, which cannot be done, run in a child with the source."""
     if pyfuncitem.get_closest_marker("from_source") is None or "COISSUE_FROM_SOURCE" in os.environ:
         return None
     with tempfile.TemporaryDirectory() as folder:
         ignored = shutil.ignore_patterns("*.so", "__pycache__")
-        shutil.copytree(ROOT / "scheduler", Path(folder, "coissue/scheduler"), ignore=ignored)
+        for top in COMPILED:
+            shutil.copytree(ROOT / top, Path(folder, "coissue", top), ignore=ignored)
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid],
             cwd=ROOT, env=os.environ | {"PYTHONPATH": folder, "COISSUE_FROM_SOURCE": "1"},
