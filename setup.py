@@ -54,7 +54,7 @@ def list_extensions() -> list[Extension]:
     files = [
         f".links/coissue/{folder}/{name}.py" for folder in COMPILED for name in COMPILED[folder]
     ]
-    found: list[Extension] = mypycify(files, opt_level="2", group_name="coissue_core")
+    found: list[Extension] = mypycify(files, opt_level="3", group_name="coissue_core")
     for extension in found:
         extension.optional = True
     return found
