@@ -102,6 +102,8 @@ class Captures:
         #: Second tries go one after the other: whose capture ended the server ends its own only.
         self._again = asyncio.Lock()
         self._server: asyncio.subprocess.Process | None = None
+        #: Of the newest server; ends with it.
+        self._reader: asyncio.Future[None] | None = None
         #: Artifact folder -> its answer.
         self._open: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
@@ -180,3 +182,9 @@ class Captures:
         server, self._server = self._server, None
         if server is not None and server.returncode is None:
             server.send_signal(signal.SIGTERM)
+
+    async def close(self) -> None:
+        """Like `stop`, and waits for the end."""
+        self.stop()
+        if self._reader is not None:
+            await self._reader

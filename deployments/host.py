@@ -38,6 +38,7 @@ from coissue.deployments.timeline import Timeline
 from coissue.kernels.cost_table import CostTable
 from coissue.kernels.cpu.device import CpuDevice
 from coissue.kernels.cpu.measure import GRID
+from coissue.kernels.cpu.native import Forge, find_toolchain
 from coissue.scheduler.clock import MonotonicClock
 from coissue.scheduler.core import Core
 from coissue.scheduler.messages import Drain, PolicyChosen
@@ -67,10 +68,14 @@ class SchedulerHost:
         #: Tells one process's memory from the next.
         self.epoch = time.time_ns()
         cache = Path(settings.device.cache or Path.home() / ".cache" / "coissue")
+        self._forge = None
+        if settings.device.native_kernels:
+            self._forge = Forge(cache / "native", find_toolchain())
         self.device = CpuDevice(
             threads=settings.device.threads,
             memory_bytes=settings.device.memory_bytes,
             cache_dir=cache,
+            forge=self._forge,
         )
         self._costs_file = cache / "costs.json"
         self.costs = Costs(CostTable())
@@ -146,6 +151,8 @@ class SchedulerHost:
             self._metrics_server.server_close()
         self.channel.stop()
         self.runtime.stop()
+        if self._forge is not None:
+            self._forge.close()
         if self._recording is not None:
             self._recording.close()
         self.costs.table.save(self._costs_file, self._costs_of)

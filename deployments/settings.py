@@ -47,6 +47,9 @@ class DeviceSettings(Settings):
     threads: int = Field(default=1, ge=1, le=256)
     #: Weights, activations and workspaces together; at most 16 TiB.
     memory_mib: int = Field(default=4096, ge=64, le=16_777_216)
+    #: Memory-bound ops as generated C++, built in the background where a compiler is there. An
+    #: answer may differ in its last bits before and after; exact tenants keep the op table.
+    native_kernels: bool = False
     #: Measured tables and compiled kernels are kept here; empty: `~/.cache/coissue`.
     cache: str = ""
 

@@ -1,20 +1,25 @@
 """Health: tenants that slow their groups run alone for a while, and those that always fail are out.
 
 NOTE. The papers evict degraded workers without a rule (O7, T6); this is ours (C15). *Pace* is the
-logarithm of measured over predicted time of groups, of late: for each tenant over the launches it
-was in, for each signature over all. A tenant whose pace is `SLOW` above its signature's for
-`PATIENCE` launches in a row leaves the groups: its kernels share launches with its own requests
-only. A slow launch with such a tenant in it is explained by the slowest one and held against nobody
-else: where more are slow than may be out, bad luck with partners would be enough. After `ALONE_NS`,
-twice as long with each strike, it comes back on probation, and has a clean sheet once it has been
-in `PROBATION` launches without another strike. At most a quarter of the attached tenants is out at
-a time, so that a slow device does not take the groups apart.
+logarithm of measured over predicted time of groups, of late: for each signature over its launches,
+for each tenant over those it was in, above the signature's. As a launch is as slow as its slowest
+member, a quick one clears all of its members: it counts for more than a slow one. A tenant whose
+pace is above `SLOW` for `PATIENCE` launches in a row, or half as many at twice `SLOW`, leaves the
+groups: its kernels share launches with its own requests only. A slow launch with such a tenant in
+it is explained by the slowest one. It is held against nobody else, as where more are slow than may
+be out, bad luck with partners would be enough; nor does it count for the signature, whose pace
+would hide the milder ones. After `ALONE_NS`, twice as long with each strike, it comes back on
+probation, and has a clean sheet once it has been in `PROBATION` launches without another strike. At
+most a quarter of the attached tenants is out at a time, so that a slow device does not take the
+groups apart.
 
 A request that fails alone the second time is its tenant's failure, unless its input is to blame.
 After `FAILURES_ALONE` such in a row the tenant leaves the groups likewise; after `FAILURES_OUT` it
 is put out of service until it is attached anew. One request that completes clears the count.
 
 Limits. A tenant that is in almost every launch of its signature cannot be told from its partners.
+One that is slow in only half of its launches stays, and where times spread by a factor of 1.6 one
+that is twice as slow may take a thousand launches to find.
 """
 
 from __future__ import annotations
@@ -27,11 +32,14 @@ from coissue.scheduler.messages import SignatureId
 from coissue.scheduler.ports import MS
 from coissue.scheduler.window import Tenant, Window
 
-#: Weight of the newest launch in a pace.
+#: Weight of the newest launch in a pace, and in a tenant's if it was quicker than that.
 NEWEST: Final = 1 / 16
+QUICK: Final = 1 / 4
 #: In powers of two: about 1.3 times slower.
 SLOW: Final = 0.4
 PATIENCE: Final = 32
+#: After so many slow launches of a signature in a row it is the device that is slow.
+WHOLE: Final = 8
 PROBATION: Final = 256
 ALONE_NS: Final = 1000 * MS
 STRIKES_MAX: Final = 6
@@ -43,14 +51,15 @@ CLIP: Final = 3.0
 
 @final
 class Record:
-    """What health knows of one tenant."""
+    """What health knows of one tenant; of one signature, only the first two."""
 
     __slots__ = ("alone_until_ns", "pace", "probation", "slow_count", "strikes")
 
     def __init__(self) -> None:
-        #: Above that of its signatures.
+        #: A tenant's is above that of its signatures.
         self.pace = 0.0
-        #: Launches in a row in which its pace was too slow.
+        #: Launches in a row: of a signature, slow ones; of a tenant, those after which its pace was
+        #: too slow, each times by how much.
         self.slow_count = 0
         self.strikes = 0
         #: Launches left until its strikes are forgiven.
@@ -62,11 +71,11 @@ class Record:
 class Health:
     """Watches launches and failures; sets `Tenant.alone` and `Tenant.is_out`."""
 
-    __slots__ = ("_paces", "_records", "_window", "alone")
+    __slots__ = ("_records", "_usual", "_window", "alone")
 
     def __init__(self, window: Window) -> None:
         self._window = window
-        self._paces: dict[SignatureId, float] = {}
+        self._usual: dict[SignatureId, Record] = {}
         self._records: dict[str, Record] = {}
         #: Tenants out of the groups, by name.
         self.alone: dict[str, Tenant] = {}
@@ -75,26 +84,36 @@ class Health:
         """A launch came back. Those of one member tell nothing of who slows others."""
         if self.alone:
             self._let_back(now_ns)
-        if len(flight.members) < 2:
+        if len(flight.members) < 2 or flight.members[0].request.tenant.alone:
             return
-        signature = flight.signature
         ratio = max(measured_ns, 1) / max(flight.predicted_ns, 1)
-        pace = min(max(log2(ratio), -CLIP), CLIP)
-        usual = self._paces.get(signature, 0.0)
-        self._paces[signature] = usual + NEWEST * (pace - usual)
+        usual = self._usual.get(flight.signature)
+        if usual is None:
+            usual = self._usual[flight.signature] = Record()
+        above = min(max(log2(ratio), -CLIP), CLIP) - usual.pace
+        usual.slow_count = usual.slow_count + 1 if above > SLOW else 0
+        if usual.slow_count > WHOLE:
+            usual.pace += NEWEST * above
+            return
+        slowest = SLOW
         records: dict[Tenant, Record] = {}
         for kernel in flight.members:
             tenant = kernel.request.tenant
-            if tenant.name not in self._records:
-                self._records[tenant.name] = Record()
-            records[tenant] = self._records[tenant.name]
-        slowest = max(record.pace for record in records.values())
+            record = self._records.get(tenant.name)
+            if record is None:
+                record = self._records[tenant.name] = Record()
+            records[tenant] = record
+            if record.pace > slowest:
+                slowest = record.pace
+        explained = above > 0 and slowest > SLOW
+        if not explained:
+            usual.pace += NEWEST * above
         for tenant, record in records.items():
-            if pace <= usual or slowest <= SLOW or record.pace == slowest:
-                self._observe(tenant, record, pace - usual, now_ns)
+            if not explained or record.pace == slowest:
+                self._observe(tenant, record, above, now_ns)
 
-    def _observe(self, tenant: Tenant, record: Record, pace: float, now_ns: int) -> None:
-        record.pace += NEWEST * (pace - record.pace)
+    def _observe(self, tenant: Tenant, record: Record, above: float, now_ns: int) -> None:
+        record.pace += (NEWEST if above > record.pace else QUICK) * (above - record.pace)
         if record.probation:
             record.probation -= 1
             if not record.probation:
@@ -102,7 +121,7 @@ class Health:
         if record.pace <= SLOW:
             record.slow_count = 0
             return
-        record.slow_count += 1
+        record.slow_count += int(record.pace / SLOW)
         if record.slow_count >= PATIENCE:
             self._send_out(tenant, record, now_ns)
 
@@ -112,17 +131,17 @@ class Health:
             return
         record.alone_until_ns = now_ns + (ALONE_NS << record.strikes)
         record.strikes = min(record.strikes + 1, STRIKES_MAX)
-        record.slow_count = 0
         tenant.alone = True
         self.alone[tenant.name] = tenant
 
     def _let_back(self, now_ns: int) -> None:
-        """Whoever has been alone for long enough comes back on probation."""
+        """Who was alone for long enough is back, still suspected: else partners would be blamed."""
         for name, tenant in list(self.alone.items()):
             record = self._records[name]
             if record.alone_until_ns <= now_ns:
                 tenant.alone = False
-                record.pace = 0.0
+                record.pace = SLOW
+                record.slow_count = 0
                 record.probation = PROBATION
                 del self.alone[name]
 

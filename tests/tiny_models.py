@@ -71,6 +71,25 @@ def slow(layers: int = 12, width: int = 1024):
     return nn.Sequential(*stack), {"input": torch.randn(2, width)}
 
 
+class Norms(nn.Module):
+    """Mostly memory-bound ops, in runs on both sides of a product."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, x):
+        x = self.before(x)
+        gated = torch.softmax(x, -1) * nn.functional.gelu(self.mix(x))
+        return self.after(gated + x)
+
+
+def norms(seed: int = 0, width: int = 48):
+    torch.manual_seed(seed)
+    return Norms(width), {"input": torch.randn(3, width)}
+
+
 def half(seed: int = 0):
     """bf16 throughout."""
     torch.manual_seed(seed)

@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -25,6 +26,13 @@ app = typer.Typer(
 console = Console()
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="A Serve config.")]
 Url = Annotated[str, typer.Option(help="Where the application is served.")]
+
+
+class Device(Enum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 COLORS = {"ready": "green", "failed": "red"}
 
 
@@ -120,6 +128,34 @@ def status(url: Url = "http://127.0.0.1:8000") -> None:
     console.print(status_table(answer["tenants"]))
     if isinstance(answer.get("scheduler"), dict) and "error" in answer["scheduler"]:
         fail(f"scheduler: {answer['scheduler']['error']}")
+
+
+@app.command()
+def explain(
+    file: ConfigFile,
+    tenant: Annotated[str, typer.Argument(help="One of the config's tenants.")],
+    device: Annotated[Device, typer.Option(help="Whose kernels.")] = Device.CPU,
+    source: Annotated[bool, typer.Option(help="Print what is generated, too.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Where the graphs are drawn.")] = None,
+) -> None:
+    """Show what the stitching compiler makes of a tenant's memory-bound ops, and why not more."""
+    _, settings = load(file)
+    from coissue.deployments.captures import TenantFailed
+    from coissue.deployments.cli import explain as explaining
+
+    progress = Console(stderr=True)
+    try:
+        found = explaining.find_tenant(settings, tenant)
+        lowered = explaining.capture(found, settings, progress)
+        runs = explaining.explain_runs(lowered, device.value, progress)
+        if svg is not None:
+            svg.write_text(explaining.render_picture(runs))
+    except (ValueError, OSError, TenantFailed) as error:
+        fail(f"{file}: {error}")
+    for line in explaining.describe(lowered, runs, device.value):
+        typer.echo(line)
+    for text in explaining.render_sources(runs, device.value) if source else ():
+        typer.echo(text)
 
 
 @app.command()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import tempfile
 import threading
 
@@ -266,6 +267,22 @@ def test_tampered_weights_are_refused(host, artifacts, tmp_path):
     host.detach("mlp-a")  # what is on the device already is not read again
     message = host.attach({**tenant.model_dump(), "name": "tampered"}, 1, str(folder))
     assert "digest" in message
+
+
+def test_status_tells_of_a_metrics_port_in_use(artifacts, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        host = SchedulerHost(make_settings(artifacts / "cache", metrics_port=port), str(tmp_path))
+        host.start()
+        try:
+            status = json.loads(host.ask("status"))
+            said = f"scheduler.metrics_port: {port} cannot be used, Prometheus has to ask"
+            assert status["note"] == f"{said} {status['metrics_port']}"
+            assert status["metrics_port"] not in (0, port)
+            host.configure(host.settings.model_dump(mode="json"), "from control")
+            assert json.loads(host.ask("status"))["note"].startswith("from control; scheduler.m")
+        finally:
+            host.stop()
 
 
 def test_tenant_that_does_not_fit_says_so_and_the_others_serve(artifacts):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 
 import device_rig
@@ -185,6 +187,26 @@ def test_closing_ends_a_compiler_that_hangs(tmp_path, forges):
         forge.close()
         assert end.read() == ""
     assert not list((tmp_path / "native").glob("partial-*"))
+
+
+def test_a_scheduler_that_is_killed_takes_its_compiler_along(tmp_path):
+    native_rig.find_chain()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    script(tmp_path, f"exec sleep 600 > {pipe}")
+    code = (
+        "import signal, sys; from pathlib import Path; from test_native_forge import *\n"
+        "folder = Path(sys.argv[1])\n"
+        "forge = native.Forge(folder, native.Toolchain(str(folder / 'compiler'), 'hangs'))\n"
+        "attach(make_device(folder, forge), name='cnn')\n"
+        "signal.pause()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    scheduler = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environment)
+    with pipe.open() as end:  # opens once the compiler runs
+        scheduler.kill()
+        scheduler.wait()
+        assert end.read() == ""  # ends with the compiler
 
 
 def test_building_that_takes_too_long_is_given_up(tmp_path, forges, monkeypatch, caplog):

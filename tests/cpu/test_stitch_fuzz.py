@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+import stitch_random
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from stitch_graphs import graphs, lift, random_values, share_buffers
 from stitch_reference import Builder, evaluate, simple_kernel
@@ -14,6 +15,7 @@ from stitch_run import run_cpp, run_emulated
 
 from coissue.kernels.stitch.graph import Graph, Kind
 from coissue.kernels.stitch.plan import Rows
+from coissue.kernels.stitch.search import plan
 
 SLOW = settings(
     deadline=None,
@@ -76,6 +78,45 @@ def test_a_grid_of_blocks_gives_the_same(folder, graph, rows, seed):
     want = evaluate(graph, values, 2)
     check(graph, want, run_cpp(graph, kernel, values, 2, folder))
     check(graph, want, run_emulated(graph, kernel, values, 2, folder, seed))
+
+
+#: (threads, bytes of shared memory): C++ is planned for one thread, CUDA for a block.
+MACHINES = st.sampled_from([(1, 0), (1, 2**15), (32, 2**10), (64, 2**15), (128, 0)])
+
+
+@SLOW
+@given(
+    graph=stitch_random.graphs(steps=10),
+    machine=MACHINES,
+    units=st.sampled_from((1, 3)),
+    seed=st.integers(0, 99),
+)
+def test_planned_kernels_give_what_numpy_gives(folder, graph, machine, units, seed):
+    """The plan's schedules, buffers and grids, not one block per unit."""
+    threads, budget_bytes = machine
+    values = random_values(graph, units, seed)
+    want = evaluate(graph, values, units)
+    # What rounding may do: how far the answer goes when the inputs are a little different.
+    near = {i: _nudge(value, seed) for i, value in values.items()}
+    moved = evaluate(graph, near, units)
+    assume(all(np.isfinite(want[i]).all() for i in want))
+    made = dict(values)
+    for kernel in plan(graph, budget_bytes=budget_bytes, threads=threads).kernels:
+        if threads == 1:
+            made |= run_cpp(graph, kernel, made, units, folder)
+        else:
+            made |= run_emulated(graph, kernel, made, units, folder, seed)
+    for index in graph.outputs:
+        far = np.abs(moved[index] - want[index]).max(initial=0.0)
+        scale = 1.0 + np.abs(want[index]).max(initial=0.0)
+        np.testing.assert_allclose(made[index], want[index], rtol=0, atol=1e-4 * scale + 30 * far)
+
+
+def _nudge(value: np.ndarray, seed: int) -> np.ndarray:
+    if value.dtype.kind != "f":
+        return value
+    noise = np.random.default_rng(seed).normal(size=value.shape)
+    return (value * (1 + 1e-6 * noise) + 1e-7 * noise).astype(value.dtype)
 
 
 def test_no_units_touch_nothing(folder):

@@ -563,6 +563,22 @@ def test_status_is_data_unless_html_is_preferred(server, accept):
     assert server.get("/status", {"accept": accept}).headers["content-type"] == "application/json"
 
 
+def test_status_says_why_there_is_no_scheduler(server):
+    server.client.is_connected = False
+    server.client.error = InferError("restarting", "no scheduler is connected")
+    said = {"error": "no scheduler is connected", "cannot_start": False}
+    assert server.get("/status").json["scheduler"] == said
+    why = "the scheduler cannot start: OSError: no"
+
+    async def explain():
+        return why
+
+    server.app.settings = HttpSettings(explain=explain)
+    assert server.get("/status").json["scheduler"] == {"error": why, "cannot_start": True}
+    page = server.get("/status", headers={"accept": "text/html"}).body.decode()
+    assert why in page
+
+
 def test_metrics_come_from_the_scheduler(server):
     reply = server.get("/metrics")
     assert reply.body == b"coissue_x 1\n"

@@ -1,0 +1,160 @@
+"""`coissue explain`: what the stitching compiler makes of a tenant's memory-bound ops, and why."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from rich.console import Console
+from rich.progress import track
+
+from coissue.deployments.capture.artifact import Artifact
+from coissue.deployments.captures import Captures
+from coissue.deployments.settings import AppSettings, TenantSettings
+from coissue.kernels.cpu.build import (
+    BUFFER_BYTES,
+    Unsuited,
+    find_lookups,
+    number_arguments,
+    without_folds,
+)
+from coissue.kernels.cpu.native import number_values
+from coissue.kernels.lowered import Kernel, Lowered
+from coissue.kernels.passes.pipeline import lower
+from coissue.kernels.stitch import lower as lowering
+from coissue.kernels.stitch.cpp import render_cpp
+from coissue.kernels.stitch.cuda import render_cuda
+from coissue.kernels.stitch.emit import emit
+from coissue.kernels.stitch.explain import render_svg, render_text
+from coissue.kernels.stitch.plan import StitchPlan
+from coissue.kernels.stitch.price import cpu, gpu
+from coissue.kernels.stitch.runs import Run, find_runs
+from coissue.kernels.stitch.search import plan
+from coissue.kernels.stitch.tune import Settings
+
+Device = Literal["cpu", "cuda"]
+CUDA_THREADS: Final = 256
+SETTINGS: Final = {
+    "cpu": Settings(BUFFER_BYTES, 1, cpu()),
+    "cuda": Settings(48 * 1024, CUDA_THREADS, gpu(CUDA_THREADS)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One run of ops of one kernel."""
+
+    #: Number of the kernel in the program, and how many are equal to it.
+    kernel: int
+    times: int
+    run: Run
+    plan: StitchPlan
+    #: Why the CPU device leaves the run to its op table; empty: it does not.
+    unsuited: str
+
+
+def find_tenant(settings: AppSettings, name: str) -> TenantSettings:
+    """Raises `ValueError` for a name that there is not."""
+    found = {tenant.name: tenant for tenant in settings.tenants}
+    if name not in found:
+        raise ValueError(f"TENANT: {name!r}, allowed: {', '.join(found)}")
+    return found[name]
+
+
+def capture(tenant: TenantSettings, settings: AppSettings, console: Console) -> Lowered:
+    """The tenant's program, captured in a process of its own. Raises `TenantFailed`."""
+
+    async def work(folder: Path) -> Artifact:
+        captures = Captures(folder, settings.capture)
+        try:
+            return Artifact.load(Path(await captures.capture(tenant, 1)))
+        finally:
+            await captures.close()
+
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of libraries that the capture imports
+    with tempfile.TemporaryDirectory() as folder, console.status(f"capturing {tenant.name}"):
+        return lower(asyncio.run(work(Path(folder))).program, exact=tenant.exact)
+
+
+def explain_runs(lowered: Lowered, device: Device, console: Console) -> list[Explained]:
+    """Every run of every kind of kernel; equal kernels are explained once."""
+    settings = SETTINGS[device]
+    kinds: dict[str, list[int]] = {}
+    for number, kernel in enumerate(lowered.kernels):
+        kinds.setdefault(kernel.signature, []).append(number)
+    work = [
+        (numbers, kernel, run)
+        for numbers in kinds.values()
+        for kernel in [without_folds(lowered, lowered.kernels[numbers[0]])]
+        for run in find_runs(lowered, kernel)
+    ]
+    found = []
+    for numbers, kernel, run in track(work, "planning", console=console, transient=True):
+        made = plan(
+            lowering.lower(lowered, run.ops),
+            threads=settings.threads, budget_bytes=settings.budget_bytes,
+        )  # fmt: skip
+        why = _unsuited(kernel, made) if device == "cpu" else ""
+        found.append(Explained(numbers[0], len(numbers), run, made, why))
+    return found
+
+
+def _unsuited(kernel: Kernel, made: StitchPlan) -> str:
+    places = {value: place for place, value in enumerate(number_values(kernel))}
+    try:
+        number_arguments(made, places)
+        find_lookups(made.graph, places)
+    except Unsuited as error:
+        return str(error)
+    return ""
+
+
+def describe(lowered: Lowered, runs: list[Explained], device: Device) -> Iterator[str]:
+    """Text, run by run."""
+    before = sum(len(one.run.ops) * one.times for one in runs)
+    after = sum(len(one.plan.kernels) * one.times for one in runs)
+    yield f"{len(lowered.kernels)} kernels; in them {before} memory-bound ops, {after} stitched"
+    for one in runs:
+        ops = ", ".join(op.name for op in one.run.ops)
+        unit = one.run.unit.name.lower()
+        yield f"\n== kernel {one.kernel}{_times(one)}: ops of {unit}: {ops}"
+        if one.unsuited:
+            yield f"stays with the op table: {one.unsuited}"
+        yield render_text(one.plan, SETTINGS[device]).rstrip()
+
+
+def _times(one: Explained) -> str:
+    return f" and {one.times - 1} equal to it" if one.times > 1 else ""
+
+
+def render_sources(runs: list[Explained], device: Device) -> Iterator[str]:
+    """What is compiled, a source for each stitched kernel."""
+    for place, one in enumerate(runs):
+        for number, kernel in enumerate(one.plan.kernels):
+            name = f"run{place}_kernel{number}"
+            loops = [emit(one.plan.graph, kernel, name)]
+            yield render_cpp(loops) if device == "cpu" else render_cuda(loops, f"launch_{name}")
+
+
+_SIZE: Final = re.compile(r'width="(\d+)" height="(\d+)"')
+
+
+def render_picture(runs: list[Explained]) -> str:
+    """The graphs of all runs below each other, as one SVG."""
+    parts, width, top = [], 400, 0
+    for one in runs:
+        picture = render_svg(one.plan)
+        size = _SIZE.search(picture)
+        assert size is not None, "it begins with its size"
+        title = f"kernel {one.kernel}{_times(one)}"
+        parts.append(f'<text x="20" y="{top + 18}" font-size="14">{title}</text>')
+        parts.append(picture.replace("<svg ", f'<svg y="{top + 24}" ', 1))
+        width, top = max(width, int(size[1])), top + 24 + int(size[2])
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top}"'
+    return "\n".join([f'{head} font-family="sans-serif">', *parts, "</svg>\n"])

@@ -1,0 +1,78 @@
+"""`coissue explain`: one model end to end, in words, as a picture, as sources; and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import test_host
+from typer.testing import CliRunner
+
+from coissue.deployments.cli.main import app
+from coissue.deployments.config_file import IMPORT_PATH
+
+MODELS = {"norms": ("norms", {"width": 48}), "broken": ("no_such_factory", {})}
+
+
+@pytest.fixture(autouse=True)
+def _factories_are_found(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("explain")
+    args = test_host.make_settings(folder, MODELS).model_dump(mode="json")
+    path = folder / "serve.yaml"
+    path.write_text(json.dumps({"applications": [{"import_path": IMPORT_PATH, "args": args}]}))
+    return path
+
+
+def explain(*words):
+    return CliRunner().invoke(app, ["explain", *map(str, words)])
+
+
+def test_the_runs_of_a_model_in_words_with_sources_and_a_picture(config, tmp_path):
+    svg = tmp_path / "graph.svg"
+    run = explain(config, "norms", "--source", "--svg", svg)
+    assert run.exit_code == 0
+    head, before, inside, after = run.stdout.split("\n== kernel")
+    # Before the product, which takes GELU, product and sum along, and behind it.
+    assert "ops of rows: layer_norm, softmax\n" in before
+    assert "ops of rows: layer_norm\n" in after
+    assert head.strip().endswith("6 memory-bound ops, 3 stitched")
+    assert "ops of rows: gelu, mul, add\n" in inside
+    assert "launches unfused, 1 stitched" in before
+    assert "shared: " in before
+    assert run.stdout.count('extern "C"') == 3
+    picture = ElementTree.parse(svg).getroot()
+    boxes = [e for e in picture.iter() if e.tag.endswith("}rect")]
+    assert len(boxes) > 10
+
+
+def test_the_other_device(config):
+    run = explain(config, "norms", "--device", "cuda", "--source")
+    assert run.exit_code == 0
+    assert "256 threads per unit" in run.stdout
+    assert "__global__" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("tenant", "words"),
+    [("none", ["TENANT: 'none', allowed: norms, broken"]), ("broken", ["no_such_factory"])],
+)
+def test_mistakes_are_one_line(config, tenant, words):
+    run = explain(config, tenant)
+    assert run.exit_code == 1
+    (line,) = run.stderr.strip().splitlines()
+    assert line.startswith(f"{config}: ")
+    assert all(word in line for word in words)
+
+
+def test_a_picture_that_cannot_be_written(config, tmp_path):
+    run = explain(config, "norms", "--svg", tmp_path / "no" / "graph.svg")
+    assert run.exit_code == 1
+    assert "graph.svg" in run.stderr
+    assert "Traceback" not in run.stderr
