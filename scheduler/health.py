@@ -3,15 +3,14 @@
 NOTE. The papers evict degraded workers without a rule (O7, T6); this is ours (C15). *Pace* is the
 logarithm of measured over predicted time of groups, of late: for each signature over its launches,
 for each tenant over those it was in, above the signature's. As a launch is as slow as its slowest
-member, a quick one clears all of its members: it counts for more than a slow one. A tenant whose
-pace is above `SLOW` for `PATIENCE` launches in a row, or half as many at twice `SLOW`, leaves the
-groups: its kernels share launches with its own requests only. A slow launch with such a tenant in
-it is explained by the slowest one. It is held against nobody else, as where more are slow than may
-be out, bad luck with partners would be enough; nor does it count for the signature, whose pace
-would hide the milder ones. After `ALONE_NS`, twice as long with each strike, it comes back on
-probation, and has a clean sheet once it has been in `PROBATION` launches without another strike. At
-most a quarter of the attached tenants is out at a time, so that a slow device does not take the
-groups apart.
+member, a quick one counts for more, and halves the count of all members. A tenant whose pace is
+above `SLOW` for `PATIENCE` launches, or half as many at twice `SLOW`, leaves the groups: its
+kernels share launches with its own requests only. A slow launch with such a tenant in it is
+explained by the slowest one. It is held against nobody else (bad luck with partners would be
+enough), and does not count for the signature, whose pace would hide the milder ones. After
+`ALONE_NS`, twice as long with each strike, it comes back on probation, and has a clean sheet once
+it has been in `PROBATION` launches without another strike. At most a quarter of the attached
+tenants is out at a time, so that a slow device does not take the groups apart.
 
 A request that fails alone the second time is its tenant's failure, unless its input is to blame.
 After `FAILURES_ALONE` such in a row the tenant leaves the groups likewise; after `FAILURES_OUT` it
@@ -120,6 +119,9 @@ class Health:
                 record.strikes = 0
         if record.pace <= SLOW:
             record.slow_count = 0
+            return
+        if above <= SLOW / 2:
+            record.slow_count //= 2
             return
         record.slow_count += int(record.pace / SLOW)
         if record.slow_count >= PATIENCE:

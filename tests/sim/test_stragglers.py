@@ -15,8 +15,8 @@ from load_tests.sim.stragglers import draw_stragglers, judge, without_stragglers
 
 #: A few drawn ones. With more slow tenants than may be out a partner was taken out once in 14, 87,
 #: 139 and 426. The mildest left too late in 744 and 1483, as the others' launches counted as usual,
-#: and in 234, as it was seldom in groups; in 641 and 1006 a partner was taken for the slow one.
-SEEDS = (0, 1, 2, 3, 14, 87, 139, 234, 426, 641, 744, 1006, 1483)
+#: and in 234, as it was seldom in groups. In 633, 641, 1006 a partner was taken for the slow one.
+SEEDS = (0, 1, 2, 3, 14, 87, 139, 234, 426, 633, 641, 744, 1006, 1483)
 
 
 def slow_of(scenario: Scenario) -> set[str]:
