@@ -26,6 +26,9 @@ COMPILED = {
     "deployments/channel": ("arena", "checking", "client", "framing", "link", "server", "session"),
     "deployments/http": ("app", "errors", "intake", "oip", "plain", "report", "tensors"),
 }  # fmt: skip
+MYPY = "[mypy]\nmypy_path = .links\nnamespace_packages = True\nexplicit_package_bases = True\n"
+#: Reading the types of these took minutes and gigabytes; nothing compiled gains by them.
+UNREAD = ("torch", "ray", "transformers", "prometheus_client", "fastapi", "starlette")
 #: The commands that need them; others only ask for names and versions.
 BUILDING = {"build", "build_ext", "bdist_wheel", "develop", "editable_wheel", "install"}
 
@@ -54,7 +57,11 @@ def list_extensions() -> list[Extension]:
     files = [
         f".links/coissue/{folder}/{name}.py" for folder in COMPILED for name in COMPILED[folder]
     ]
-    found: list[Extension] = mypycify(files, opt_level="3", group_name="coissue_core")
+    config = links.parent / "mypyc.ini"
+    config.write_text(MYPY + "".join(f"[mypy-{n}.*]\nfollow_imports = skip\n" for n in UNREAD))
+    found: list[Extension] = mypycify(
+        [f"--config-file={config}", *files], opt_level="3", group_name="coissue_core"
+    )
     for extension in found:
         extension.optional = True
     return found
