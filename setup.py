@@ -26,7 +26,10 @@ COMPILED = {
     "deployments/channel": ("arena", "checking", "client", "framing", "link", "server", "session"),
     "deployments/http": ("app", "errors", "intake", "oip", "plain", "report", "tensors"),
 }  # fmt: skip
-MYPY = "[mypy]\nmypy_path = .links\nnamespace_packages = True\nexplicit_package_bases = True\n"
+MYPY = (
+    "[mypy]\nmypy_path = .links\nnamespace_packages = True\nexplicit_package_bases = True\n"
+    "follow_imports = silent\n"
+)
 #: Reading the types of these took minutes and gigabytes; nothing compiled gains by them.
 UNREAD = ("torch", "ray", "transformers", "prometheus_client", "fastapi", "starlette")
 #: The commands that need them; others only ask for names and versions.

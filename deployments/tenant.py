@@ -83,7 +83,7 @@ class RemoteHandler:
         return value
 
 
-@serve.deployment(ray_actor_options=BLIND, max_ongoing_requests=IntakeLimits.ongoing + SPARE)
+@serve.deployment(ray_actor_options=BLIND, max_ongoing_requests=IntakeLimits().ongoing + SPARE)
 @serve.ingress()
 class TenantIngress:
     """The HTTP routes of one tenant, in an application of its own."""
