@@ -2,23 +2,22 @@
 
 NOTE. The papers evict degraded workers without a rule (O7, T6); this is ours (C15). *Pace* is the
 logarithm of measured over predicted time of groups, of late: for each signature over its launches,
-for each tenant over those it was in, above the signature's. As a launch is as slow as its slowest
-member, a quick one counts for more, and halves the count of all members. A tenant whose pace is
-above `SLOW` for `PATIENCE` launches, or half as many at twice `SLOW`, leaves the groups: its
-kernels share launches with its own requests only. A slow launch with such a tenant in it is
-explained by the slowest one. It is held against nobody else (bad luck with partners would be
-enough), and does not count for the signature, whose pace would hide the milder ones. After
-`ALONE_NS`, twice as long with each strike, it comes back on probation, and has a clean sheet once
-it has been in `PROBATION` launches without another strike. At most a quarter of the attached
-tenants is out at a time, so that a slow device does not take the groups apart.
+for each tenant over those it was in, above the signature's. A launch is as slow as its slowest
+member, so a quick one counts for more, the less the signature's spread (else it is luck), and one
+quicker by twice the spread halves the count of all members. A tenant whose pace is above `SLOW` for
+`PATIENCE` launches, or half as many at twice `SLOW`, leaves the groups: its kernels share launches
+with its own requests only. A slow launch with such a tenant in it is held against the slowest one
+only (bad luck with partners would be enough). No launch with one counts for the signature, whose
+pace would hide the milder ones. After `ALONE_NS`, twice as long with each strike, it comes back on
+probation, and has a clean sheet after `PROBATION` launches without a strike. At most a quarter of
+the tenants is out at a time: a slow device does not take the groups apart.
 
 A request that fails alone the second time is its tenant's failure, unless its input is to blame.
 After `FAILURES_ALONE` such in a row the tenant leaves the groups likewise; after `FAILURES_OUT` it
 is put out of service until it is attached anew. One request that completes clears the count.
 
-Limits. A tenant that is in almost every launch of its signature cannot be told from its partners.
-One that is slow in only half of its launches stays, and where times spread by a factor of 1.6 one
-that is twice as slow may take a thousand launches to find.
+Limits. A tenant in almost every launch of its signature cannot be told from its partners. One that
+is slow in only half of its launches stays; one that is 1.5 times slower may.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ from coissue.scheduler.messages import SignatureId
 from coissue.scheduler.ports import MS
 from coissue.scheduler.window import Tenant, Window
 
-#: Weight of the newest launch in a pace, and in a tenant's if it was quicker than that.
+#: Weight of the newest launch in a pace; in a tenant's, of a quick one at spreads up to `QUIET`.
 NEWEST: Final = 1 / 16
 QUICK: Final = 1 / 4
+QUIET: Final = 0.15
 #: In powers of two: about 1.3 times slower.
 SLOW: Final = 0.4
 PATIENCE: Final = 32
@@ -50,20 +50,38 @@ CLIP: Final = 3.0
 
 @final
 class Record:
-    """What health knows of one tenant; of one signature, only the first two."""
+    """What health knows of one tenant; of one signature, the first three."""
 
-    __slots__ = ("alone_until_ns", "pace", "probation", "slow_count", "strikes")
+    __slots__ = ("alone_until_ns", "pace", "probation", "slow_count", "spread", "strikes")
 
     def __init__(self) -> None:
         #: A tenant's is above that of its signatures.
         self.pace = 0.0
-        #: Launches in a row: of a signature, slow ones; of a tenant, those after which its pace was
-        #: too slow, each times by how much.
+        #: Launches in a row: a signature's slow ones; with a tenant too slow, each by how much.
         self.slow_count = 0
+        #: Of a signature: of quicker launches, as slower ones tell of stragglers, not of noise.
+        self.spread = 0.0
         self.strikes = 0
         #: Launches left until its strikes are forgiven.
         self.probation = 0
         self.alone_until_ns = 0
+
+    def observe(self, above: float, spread: float) -> bool:
+        """A launch with the tenant in it. True: it was slow for long enough."""
+        quick = max(NEWEST, QUICK * QUIET / max(spread, QUIET))
+        self.pace += (NEWEST if above > self.pace else quick) * (above - self.pace)
+        if self.probation:
+            self.probation -= 1
+            if not self.probation:
+                self.strikes = 0
+        if self.pace <= SLOW:
+            self.slow_count = 0
+            return False
+        if above <= min(SLOW / 2, self.pace - 2 * spread):
+            self.slow_count //= 2
+            return False
+        self.slow_count += int(self.pace / SLOW)
+        return self.slow_count >= PATIENCE
 
 
 @final
@@ -86,9 +104,8 @@ class Health:
         if len(flight.members) < 2 or flight.members[0].request.tenant.alone:
             return
         ratio = max(measured_ns, 1) / max(flight.predicted_ns, 1)
-        usual = self._usual.get(flight.signature)
-        if usual is None:
-            usual = self._usual[flight.signature] = Record()
+        signature = flight.signature
+        usual = self._usual.get(signature) or self._usual.setdefault(signature, Record())
         above = min(max(log2(ratio), -CLIP), CLIP) - usual.pace
         usual.slow_count = usual.slow_count + 1 if above > SLOW else 0
         if usual.slow_count > WHOLE:
@@ -98,34 +115,18 @@ class Health:
         records: dict[Tenant, Record] = {}
         for kernel in flight.members:
             tenant = kernel.request.tenant
-            record = self._records.get(tenant.name)
-            if record is None:
-                record = self._records[tenant.name] = Record()
+            name = tenant.name
+            record = self._records.get(name) or self._records.setdefault(name, Record())
             records[tenant] = record
-            if record.pace > slowest:
-                slowest = record.pace
-        explained = above > 0 and slowest > SLOW
-        if not explained:
+            slowest = max(slowest, record.pace)
+        if slowest <= SLOW:
             usual.pace += NEWEST * above
+            if above < 0:
+                usual.spread -= NEWEST * (above + usual.spread)
+        explained = above > 0 and slowest > SLOW
         for tenant, record in records.items():
-            if not explained or record.pace == slowest:
-                self._observe(tenant, record, above, now_ns)
-
-    def _observe(self, tenant: Tenant, record: Record, above: float, now_ns: int) -> None:
-        record.pace += (NEWEST if above > record.pace else QUICK) * (above - record.pace)
-        if record.probation:
-            record.probation -= 1
-            if not record.probation:
-                record.strikes = 0
-        if record.pace <= SLOW:
-            record.slow_count = 0
-            return
-        if above <= SLOW / 2:
-            record.slow_count //= 2
-            return
-        record.slow_count += int(record.pace / SLOW)
-        if record.slow_count >= PATIENCE:
-            self._send_out(tenant, record, now_ns)
+            if (not explained or record.pace == slowest) and record.observe(above, usual.spread):
+                self._send_out(tenant, record, now_ns)
 
     def _send_out(self, tenant: Tenant, record: Record, now_ns: int) -> None:
         most = max(1, len(self._window.tenants) // 4)
