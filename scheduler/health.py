@@ -68,8 +68,8 @@ class Record:
 
     def observe(self, above: float, spread: float) -> bool:
         """A launch with the tenant in it. True: it was slow for long enough."""
-        quick = max(NEWEST, QUICK * QUIET / max(spread, QUIET))
-        self.pace += (NEWEST if above > self.pace else quick) * (above - self.pace)
+        high = QUICK * QUIET / spread if spread > QUIET else QUICK
+        self.pace += (high if high > NEWEST and above < self.pace else NEWEST) * (above - self.pace)
         if self.probation:
             self.probation -= 1
             if not self.probation:
@@ -77,7 +77,7 @@ class Record:
         if self.pace <= SLOW:
             self.slow_count = 0
             return False
-        if above <= min(SLOW / 2, self.pace - 2 * spread):
+        if above <= SLOW / 2 and above <= self.pace - 2 * spread:
             self.slow_count //= 2
             return False
         self.slow_count += int(self.pace / SLOW)
@@ -118,7 +118,7 @@ class Health:
             name = tenant.name
             record = self._records.get(name) or self._records.setdefault(name, Record())
             records[tenant] = record
-            slowest = max(slowest, record.pace)
+            slowest = record.pace if record.pace > slowest else slowest
         if slowest <= SLOW:
             usual.pace += NEWEST * above
             if above < 0:
