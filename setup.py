@@ -28,7 +28,7 @@ COMPILED = {
 }  # fmt: skip
 MYPY = (
     "[mypy]\nmypy_path = .links\nnamespace_packages = True\nexplicit_package_bases = True\n"
-    "follow_imports = silent\n"
+    "follow_imports = silent\nignore_missing_imports = True\n"
 )
 #: Reading the types of these took minutes and gigabytes; nothing compiled gains by them.
 UNREAD = ("torch", "ray", "transformers", "prometheus_client", "fastapi", "starlette")
