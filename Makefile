@@ -21,10 +21,13 @@ $(READY): pyproject.toml setup.py constraints.txt
 	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt pip setuptools wheel mypy
 	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
 	@COISSUE_PURE=1 $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
-	@touch $@
+	@echo "Compiling the scheduler's core and the request's path (a minute or two)"
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch -c $(COMPILED)
+	@touch $@ $(VENV)/.compiled
 
-# What runs per kernel and request as extension modules, once all is installed whose types it uses,
-# and again whenever it changed; without a C compiler it runs as it is.
+# What runs per kernel and request as extension modules, again whenever it changed; without a C
+# compiler it runs as it is.
 $(VENV)/.compiled: setup.py $(wildcard scheduler/*.py deployments/*.py deployments/channel/*.py deployments/http/*.py) | $(READY)
 	@echo "Compiling the scheduler's core and the request's path (minutes)"
 	@rm -f $(COMPILED) && $(BIN)/python setup.py -q build_ext --inplace
