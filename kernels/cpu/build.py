@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,8 +51,6 @@ class Unsuited(Exception):
 SYMBOL = "coissue_stitched"
 #: Of buffers on the stack: a share of the second cache, far from the end of any thread's stack.
 BUFFER_BYTES = 128 * 1024
-#: Between two looks at whether the scheduler is still there.
-PARENT_SECONDS = 1.0
 #: Added to the scheduler's own: it goes first, always.
 NICENESS = 19
 
@@ -137,15 +135,15 @@ def find_lookups(graph: Graph, places: Mapping[int, int]) -> tuple[tuple[int, in
     return tuple(dict.fromkeys(found))
 
 
-def end_with_parent(parent: int) -> None:
+def end_with(scheduler: int) -> None:
     """A scheduler that is killed takes its build with it, compilers included."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_SECONDS)
+    select.select([scheduler], [], [])
     os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
-    threading.Thread(target=end_with_parent, args=[os.getppid()], daemon=True).start()
+    scheduler = os.pidfd_open(os.getppid())
+    threading.Thread(target=end_with, args=[scheduler], daemon=True).start()
     os.nice(NICENESS)
     order = pickle.load(sys.stdin.buffer)
     sys.stdout.buffer.write(msgspec.json.encode(build(order)))
