@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from rich.console import Console
 from rich.progress import track
@@ -38,7 +38,6 @@ from coissue.kernels.stitch.runs import Run, find_runs
 from coissue.kernels.stitch.search import plan
 from coissue.kernels.stitch.tune import Settings
 
-Device = Literal["cpu", "cuda"]
 CUDA_THREADS: Final = 256
 SETTINGS: Final = {
     "cpu": Settings(BUFFER_BYTES, 1, cpu()),
@@ -82,7 +81,7 @@ def capture(tenant: TenantSettings, settings: AppSettings, console: Console) -> 
         return lower(asyncio.run(work(Path(folder))).program, exact=tenant.exact)
 
 
-def explain_runs(lowered: Lowered, device: Device, console: Console) -> list[Explained]:
+def explain_runs(lowered: Lowered, device: str, console: Console) -> list[Explained]:
     """Every run of every kind of kernel; equal kernels are explained once."""
     settings = SETTINGS[device]
     kinds: dict[str, list[int]] = {}
@@ -115,7 +114,7 @@ def _unsuited(kernel: Kernel, made: StitchPlan) -> str:
     return ""
 
 
-def describe(lowered: Lowered, runs: list[Explained], device: Device) -> Iterator[str]:
+def describe(lowered: Lowered, runs: list[Explained], device: str) -> Iterator[str]:
     """Text, run by run."""
     before = sum(len(one.run.ops) * one.times for one in runs)
     after = sum(len(one.plan.kernels) * one.times for one in runs)
@@ -133,7 +132,7 @@ def _times(one: Explained) -> str:
     return f" and {one.times - 1} equal to it" if one.times > 1 else ""
 
 
-def render_sources(runs: list[Explained], device: Device) -> Iterator[str]:
+def render_sources(runs: list[Explained], device: str) -> Iterator[str]:
     """What is compiled, a source for each stitched kernel."""
     for place, one in enumerate(runs):
         for number, kernel in enumerate(one.plan.kernels):

@@ -7,9 +7,8 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -26,13 +25,6 @@ app = typer.Typer(
 console = Console()
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="A Serve config.")]
 Url = Annotated[str, typer.Option(help="Where the application is served.")]
-
-
-class Device(Enum):
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
 COLORS = {"ready": "green", "failed": "red"}
 
 
@@ -134,7 +126,7 @@ def status(url: Url = "http://127.0.0.1:8000") -> None:
 def explain(
     file: ConfigFile,
     tenant: Annotated[str, typer.Argument(help="One of the config's tenants.")],
-    device: Annotated[Device, typer.Option(help="Whose kernels.")] = Device.CPU,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Whose kernels.")] = "cpu",
     source: Annotated[bool, typer.Option(help="Print what is generated, too.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Where the graphs are drawn.")] = None,
 ) -> None:
@@ -147,14 +139,14 @@ def explain(
     try:
         found = explaining.find_tenant(settings, tenant)
         lowered = explaining.capture(found, settings, progress)
-        runs = explaining.explain_runs(lowered, device.value, progress)
+        runs = explaining.explain_runs(lowered, device, progress)
         if svg is not None:
             svg.write_text(explaining.render_picture(runs))
     except (ValueError, OSError, TenantFailed) as error:
         fail(f"{file}: {error}")
-    for line in explaining.describe(lowered, runs, device.value):
+    for line in explaining.describe(lowered, runs, device):
         typer.echo(line)
-    for text in explaining.render_sources(runs, device.value) if source else ():
+    for text in explaining.render_sources(runs, device) if source else ():
         typer.echo(text)
 
 

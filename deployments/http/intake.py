@@ -13,7 +13,6 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, final
 
 from coissue.deployments.channel.checking import show
@@ -128,12 +127,11 @@ class Body:
 
     async def _receive(self, receive: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
         limits = self._intake.limits()
-        loop = asyncio.get_running_loop()
-        started = loop.time()
+        started = asyncio.get_running_loop().time()
         parts: list[bytes] = []
         size = 0
         try:
-            with _Timeout(loop, started + limits.body_seconds) as clock:
+            async with asyncio.timeout_at(started + limits.body_seconds) as clock:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -147,7 +145,7 @@ class Body:
                     if not message.get("more_body"):
                         return part if len(parts) == 1 else b"".join(parts)
                     more_seconds = size / BODY_BYTES_PER_SECOND
-                    clock.move(started + limits.body_seconds + more_seconds)
+                    clock.reschedule(started + limits.body_seconds + more_seconds)
         except TimeoutError:
             seconds = limits.body_seconds + size / BODY_BYTES_PER_SECOND
             raise HttpError(
@@ -155,44 +153,6 @@ class Body:
                 f"body: {size} bytes and no end of it in {seconds:.0f} s",
                 closes=True,
             ) from None
-
-
-@final
-class _Timeout:
-    """`asyncio.timeout_at` for a loop that runs: that one is Python, and each request pays for it.
-    Cancels the task at its time, and makes a `TimeoutError` of that."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
-        task = asyncio.current_task(loop)
-        assert task is not None, "used by a coroutine"
-        self._loop, self._task = loop, task
-        #: Requests to cancel the task that are not ours.
-        self._others = task.cancelling()
-        self._is_over = False
-        self._timer = loop.call_at(at, self._expire)
-
-    def move(self, at: float) -> None:
-        self._timer.cancel()
-        if not self._is_over:
-            self._timer = self._loop.call_at(at, self._expire)
-
-    def _expire(self) -> None:
-        self._is_over = True
-        self._task.cancel()
-
-    def __enter__(self) -> _Timeout:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._timer.cancel()
-        is_ours = self._is_over and self._task.uncancel() <= self._others
-        if is_ours and kind is asyncio.CancelledError:
-            raise TimeoutError from error
 
 
 def _full(reason: str, message: str) -> HttpError:

@@ -67,8 +67,7 @@ class Reports:
         if tally is None:
             tally = self._times[kind, tenant] = Tally()
         tally.add(seconds)
-        if not self._is_due:
-            self._schedule()
+        self._schedule()
 
     def sample_lag(self) -> None:
         """From the first call on, for as long as the loop runs."""
