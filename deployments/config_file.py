@@ -343,7 +343,10 @@ def _find_lack(key: str, place: str) -> str:
         full = f"{full}.{part}".lstrip(".")
         # By its last part alone: asked for a whole name, the finder wants the parent imported.
         spec = PathFinder.find_spec(part, at)
-        spec = spec or next(filter(None, (finder.find_spec(full, at) for finder in finders)), None)
+        # As the import system asks: of a path, built-in modules are in none.
+        within = None if full == part else at
+        found = (finder.find_spec(full, within) for finder in finders)
+        spec = spec or next(filter(None, found), None)
         if spec is None:  # below what is no folder (an archive, an editable install) it may be
             return f"no module {full!r}" if full == part or all(map(os.path.exists, at)) else ""
         at = list(spec.submodule_search_locations or ())
