@@ -19,18 +19,18 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from coissue.kernels.stitch.graph import Graph
 
 
-class Order(enum.Enum):
+class Order(enum.StrEnum):
     ROW = "row"
     COLUMN = "column"
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """F7: `sword` divides the extent of `split_dim`."""
+class Schedule(NamedTuple):
+    """F7: `sword` divides the extent of `split_dim`. A tuple, for the planner compares millions."""
 
     split_dim: int
     sword: int

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from coissue.kernels.ir import DTYPE_BYTES
 from coissue.kernels.stitch.graph import Graph, Kind, Node
 from coissue.kernels.stitch.plan import Home, Rows, Schedule
-from coissue.kernels.stitch.shared import Draft, list_loops, walk_loop
+from coissue.kernels.stitch.shared import Draft, Memory
 from coissue.kernels.stitch.spans import EXPENSIVE, GIVEN, VIEWS
 
 #: ns of one block of one node under a schedule; None where nobody has measured it (`library`).
@@ -84,7 +84,7 @@ def choose_rows(draft: Draft, index: int, threads: int) -> tuple[Rows, int]:
 
 def estimate_ns(
     draft: Draft,
-    homes: Mapping[int, Home],
+    memory: Memory,
     inputs: tuple[int, ...],
     machine: Machine,
     threads: int,
@@ -92,22 +92,22 @@ def estimate_ns(
 ) -> float:
     """Of one launch with one unit: start, memory, and the blocks' loops in waves (F10, F11)."""
     block_ns = 0.0
-    for loop in list_loops(draft, homes):
-        block_ns += machine.loop_ns + _loop_ns(draft, homes, loop, machine, threads, measured)
+    for loop in memory.reads:
+        block_ns += machine.loop_ns + _loop_ns(draft, memory, loop, machine, threads, measured)
     moved_ns = bytes_moved(draft.graph, inputs, draft.outputs) / machine.bytes_per_ns
     return machine.launch_ns + moved_ns + block_ns * max(1.0, draft.blocks / machine.slots)
 
 
 def _loop_ns(
     draft: Draft,
-    homes: Mapping[int, Home],
+    memory: Memory,
     loop: int,
     machine: Machine,
     threads: int,
     measured: Measured | None,
 ) -> float:
     nodes = draft.graph.nodes
-    read = [index for index, _ in walk_loop(draft, homes, loop)]
+    homes, read = memory.homes, memory.reads[loop]
     inline = [index for index in (loop, *read) if homes.get(index) is Home.INLINE or index == loop]
     if measured is not None:
         busy = [index for index in inline if nodes[index].kind not in VIEWS]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 from coissue.kernels.stitch.graph import Graph, Kind, Node
@@ -22,6 +23,8 @@ from coissue.kernels.stitch.plan import Order, Schedule
 from coissue.kernels.stitch.spans import HEAVY
 
 Shape = tuple[int, ...]
+#: Node and its schedule -> what it needs of its operands.
+Needs = dict[tuple[int, Schedule], list[Schedule] | None]
 #: F8, legal for everything: one block; in a grid of several, each of them makes all.
 WHOLE: Final = Schedule(0, 1)
 
@@ -56,7 +59,8 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def list_schedules(shape: Shape) -> list[Schedule]:
+@lru_cache(4096)
+def list_schedules(shape: Shape) -> tuple[Schedule, ...]:
     """Every schedule of a root, each set of blocks once."""
     found: dict[Schedule, None] = {WHOLE: None}
     for dim, extent in enumerate(shape):
@@ -65,7 +69,7 @@ def list_schedules(shape: Shape) -> list[Schedule]:
             for schedule in (row(shape, blocks), column(shape, dim, sword)):
                 if schedule is not None:
                     found[schedule] = None
-    return list(found)
+    return tuple(found)
 
 
 def needs(node: Node, shapes: Sequence[Shape], schedule: Schedule) -> list[Schedule] | None:
@@ -190,17 +194,21 @@ def propagate(
     roots: Mapping[int, Schedule],
     outputs: Collection[int],
     blocks: int,
+    known: Needs,
 ) -> dict[int, Schedule] | None:
     """F9: schedules from the roots of a kernel of `nodes` to all it touches; None if not legal.
 
     What two readers need differently, every block needs whole. Nothing that is handed out, reduced
-    or multiplied may be made more than once."""
+    or multiplied may be made more than once. `known`: needs found before, for other kernels too."""
     found: dict[int, Schedule] = dict(roots)
     for index in reversed(nodes):
         node, schedule = graph.nodes[index], found.get(index, WHOLE)
         if schedule == WHOLE and blocks > 1 and (node.kind in HEAVY or index in outputs):
             return None
-        wanted = needs(node, [graph.nodes[o].shape for o in node.operands], schedule)
+        if (index, schedule) not in known:
+            shapes = [graph.nodes[o].shape for o in node.operands]
+            known[index, schedule] = needs(node, shapes, schedule)
+        wanted = known[index, schedule]
         if wanted is None:
             return None
         for operand, need in zip(node.operands, wanted, strict=True):

@@ -94,6 +94,10 @@ def _rank(draft: Draft, index: int, loops: Collection[int], is_factor: bool) -> 
     return 1 if len(loops) > 1 and node.kind is Kind.POINTWISE else 0
 
 
+#: Loop, in order -> what is read in it: `walk_loop`.
+Reads = Mapping[int, Mapping[int, bool]]
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     homes: Mapping[int, Home]
@@ -101,6 +105,7 @@ class Memory:
     shared_bytes: int
     #: Nodes that lost their buffer (F15).
     shrunk: tuple[int, ...]
+    reads: Reads
 
 
 def plan_memory(
@@ -110,9 +115,10 @@ def plan_memory(
     lost = list(given_up)
     while True:
         homes, ranks = find_homes(draft, lost)
-        buffers, total = place_buffers(draft, homes)
+        reads = find_reads(draft, homes)
+        buffers, total = place_buffers(draft, homes, reads)
         if total <= budget_bytes:
-            return Memory(homes, buffers, total, tuple(lost))
+            return Memory(homes, buffers, total, tuple(lost), reads)
         if not ranks:
             return None
         lost.append(min(ranks, key=lambda index: (ranks[index], spans[index], index)))
@@ -151,20 +157,24 @@ def _keeps_place(draft: Draft, index: int) -> bool:
     return node.kind is Kind.POINTWISE
 
 
-def place_buffers(draft: Draft, homes: Mapping[int, Home]) -> tuple[dict[int, Buffer], int]:
+def find_reads(draft: Draft, homes: Mapping[int, Home]) -> Reads:
+    return {loop: dict(walk_loop(draft, homes, loop)) for loop in list_loops(draft, homes)}
+
+
+def place_buffers(
+    draft: Draft, homes: Mapping[int, Home], reads: Reads
+) -> tuple[dict[int, Buffer], int]:
     """F16: a place for each SHARED node, and the bytes up to the end of the last one."""
-    loops = list_loops(draft, homes)
-    reads = [dict(walk_loop(draft, homes, loop)) for loop in loops]
-    last = {index: place for place, found in enumerate(reads) for index in found}
+    last = {index: place for place, found in enumerate(reads.values()) for index in found}
     live: dict[int, Buffer] = {}
     buffers: dict[int, Buffer] = {}
     total = 0
-    for place, index in enumerate(loops):
+    for place, index in enumerate(reads):
         live = {i: buffer for i, buffer in live.items() if last[i] >= place}
         if homes[index] is not Home.SHARED:
             continue
         offset = None
-        for other in [i for i in live if last[i] == place and reads[place].get(i)]:
+        for other in [i for i in live if last[i] == place and reads[index].get(i)]:
             if _same_size(draft, index, other):
                 offset = live.pop(other).offset_bytes
                 break

@@ -10,7 +10,7 @@ from typing import Final
 from coissue.kernels.stitch.graph import Graph, Kind
 from coissue.kernels.stitch.plan import Schedule, StitchedKernel
 from coissue.kernels.stitch.price import Machine, Measured, choose_rows, estimate_ns
-from coissue.kernels.stitch.schedules import list_schedules, propagate
+from coissue.kernels.stitch.schedules import Needs, list_schedules, propagate
 from coissue.kernels.stitch.shared import Draft, Memory, cheap_buffers, plan_memory
 from coissue.kernels.stitch.spans import close_over, find_readers, find_work, span_of
 
@@ -48,6 +48,7 @@ class Tuner:
         self.spans = span_of(graph)
         self._places = frozenset(self.work)
         self._known: dict[frozenset[int], Tuned | None] = {}
+        self._needs: Needs = {}
         #: Nodes -> how their roots can be cut.
         self._ways: dict[frozenset[int], list[Way]] = {}
 
@@ -86,7 +87,7 @@ class Tuner:
             base = list(combine(shapes))
         ways = self._ways[members] = []
         for blocks, roots in base:
-            schedules = propagate(self.graph, nodes, roots, outputs, blocks)
+            schedules = propagate(self.graph, nodes, roots, outputs, blocks, self._needs)
             if schedules is not None:
                 ways.append((blocks, roots))
                 yield from self._settle(Draft(self.graph, nodes, outputs, blocks, schedules))
@@ -121,9 +122,7 @@ def finish(draft: Draft, memory: Memory, settings: Settings, dropped: int = 0) -
         rows={index: choose_rows(draft, index, threads)[0] for index in reduces},
         threads=threads,
     )
-    price_ns = estimate_ns(
-        draft, memory.homes, inputs, settings.machine, threads, settings.measured
-    )
+    price_ns = estimate_ns(draft, memory, inputs, settings.machine, threads, settings.measured)
     return Tuned(kernel, price_ns, memory.shrunk[dropped:])
 
 

@@ -12,7 +12,13 @@ from coissue.kernels.stitch.plan import Buffer, Home, Order, Rows, Schedule, Sti
 from coissue.kernels.stitch.price import choose_rows, cpu, gpu
 from coissue.kernels.stitch.schedules import WHOLE, column, list_schedules, needs, row
 from coissue.kernels.stitch.search import FOOTPRINT_BYTES_LIMIT, Search, plan
-from coissue.kernels.stitch.shared import Draft, find_homes, place_buffers, plan_memory
+from coissue.kernels.stitch.shared import (
+    Draft,
+    find_homes,
+    find_reads,
+    place_buffers,
+    plan_memory,
+)
 from coissue.kernels.stitch.spans import span_of
 from coissue.kernels.stitch.tune import Settings, Tuner, combine
 
@@ -141,7 +147,7 @@ def test_what_reaches_the_operands(label, node, shapes, schedule, wanted):
     if wanted is None:
         assert found is None
     else:
-        assert tuple(found) == (wanted if isinstance(wanted, tuple) else (wanted,) * len(shapes))
+        assert tuple(found) == ((wanted,) * len(shapes) if isinstance(wanted, Schedule) else wanted)
 
 
 def test_several_roots_have_one_number_of_blocks():
@@ -210,7 +216,7 @@ def test_a_buffer_is_not_reused_while_it_is_read():
     nodes = tuple(i for i, n in enumerate(graph.nodes) if n.kind is not Kind.PARAMETER)
     draft = Draft(graph, nodes, graph.outputs, 1, dict.fromkeys(range(len(graph.nodes)), WHOLE))
     homes, _ = find_homes(draft)
-    buffers, total_bytes = place_buffers(draft, homes)
+    buffers, total_bytes = place_buffers(draft, homes, find_reads(draft, homes))
     exps = [i for i in buffers if graph.nodes[i].name == "exp"]
     # The second exp reads the first at other places: not in place.
     spans = [(buffers[i].offset_bytes, buffers[i].offset_bytes + 128) for i in exps]
