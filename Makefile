@@ -45,7 +45,7 @@ serve: setup  ## serve the demo's tenants on 127.0.0.1:8000 until Ctrl-C
 	@$(BIN)/coissue up configs/demo.yaml
 
 test: setup  ## all tests that this machine can run
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2
 
 check: setup  ## lint, format, types, architecture
 	@$(BIN)/ruff check .

@@ -44,6 +44,16 @@ def pytest_configure():
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """In two processes at once (`-n 2`): a file's tests stay together, and those of `serve`, which
+    share one application and take longest, are one group that begins first."""
+    items.sort(key=lambda item: "serve" not in item.path.parts)
+    for item in items:
+        group = "serve" if "serve" in item.path.parts else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
     """Tests that patch what is compiled, which cannot be done, run in a child with the source."""
     if pyfuncitem.get_closest_marker("from_source") is None or "COISSUE_FROM_SOURCE" in os.environ:

@@ -73,11 +73,9 @@ def is_gone(pid_file, within_s=10.0):
 
 def test_tenants_that_hang_do_not_keep_the_others_waiting(tmp_path):
     hanging = [tenant(f"h{index}", "hangs") for index in range(os.cpu_count() or 1)]
-    started = time.monotonic()
     found = run(tmp_path, *hanging, tenant("good"), seconds=25, turn_seconds=1)
     assert found.pop("good") == "ok"
     assert set(found.values()) == {"capture took longer than 25 s"}
-    assert time.monotonic() - started < WAIT_S
     assert (tmp_path / "good-1" / "meta.json").stat().st_mtime < (
         (tmp_path / "h0-1.json").stat().st_mtime + 25
     )
@@ -162,24 +160,23 @@ def test_turns():
     async def main():
         turns, running, most = Turns(2, 4, 0.05), 0, 0
 
-        async def work(seconds):
+        async def work(*rest):
             nonlocal running, most
             async with turns.take():
                 running += 1
                 most = max(most, running)
-                await asyncio.sleep(seconds)
+                await asyncio.gather(asyncio.sleep(0), *rest)
                 running -= 1
 
-        await asyncio.gather(*(work(0.01) for _ in range(10)))
+        await asyncio.gather(*(work() for _ in range(10)))
         assert most == 2
-        slow = [asyncio.ensure_future(work(0.5)) for _ in range(3)]
-        await asyncio.sleep(0)
-        started = time.monotonic()
-        await work(0.01)
-        assert time.monotonic() - started < 0.4  # not behind the slow ones
+        end = asyncio.Event()
+        slow = [asyncio.ensure_future(work(end.wait())) for _ in range(3)]
+        await work()  # not behind the slow ones, whose turn is over after 0.05 s
+        end.set()
         await asyncio.gather(*slow)
         assert most <= 4
-        await asyncio.gather(*(work(0.01) for _ in range(10)))
+        await asyncio.gather(*(work() for _ in range(10)))
         assert turns._turns._value == 2
         assert turns._all._value == 4
 

@@ -61,9 +61,7 @@ class Slow:
 
 def test_a_body_that_does_not_come_is_given_up():
     server = Server(body_seconds=0.2)
-    started = time.monotonic()
     slow = asyncio.run(Slow(server.app).run())
-    assert 0.1 < time.monotonic() - started < 5
     assert slow.status == 408
     assert json.loads(slow.body) == {"error": "body: 1 bytes and no end of it in 0 s"}
     assert slow.headers[b"connection"] == b"close"
@@ -84,11 +82,11 @@ def test_slow_bodies_leave_room_for_others():
 
     async def scenario():
         slow = [asyncio.ensure_future(Slow(server.app).run()) for _ in range(9)]
-        await asyncio.sleep(0.05)
-        started = time.monotonic()
+        while sum(one.done() for one in slow) < 3:
+            await asyncio.sleep(0)
         assert (await drive(server.app, "GET", "/healthz")).status == 200
         refused = await drive(server.app, "POST", "/tenants/m", FOUR, RAW)
-        assert time.monotonic() - started < 0.3
+        assert sum(not one.done() for one in slow) == 6  # neither waited for them
         ended = await asyncio.gather(*slow)
         again = await drive(server.app, "POST", "/tenants/m", FOUR, RAW)
         return refused, [one.status for one in ended], again
@@ -223,7 +221,7 @@ def test_a_large_json_answer_does_not_hold_up_others(path):
     data = got[0]["data"] if isinstance(got, list) else got["y"][0]
     assert np.array_equal(np.array(data, np.float32), answer["y"][0])
     assert len(waits) > 50
-    assert max(waits) < 0.1
+    assert max(waits) < sum(waits) / 2  # whatever the machine's speed
 
 
 # --- what is not supported, and what is echoed --------------------------------------------------
