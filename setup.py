@@ -63,7 +63,9 @@ def list_extensions() -> list[Extension]:
     config = links.parent / "mypyc.ini"
     config.write_text(MYPY + "".join(f"[mypy-{n}.*]\nfollow_imports = skip\n" for n in UNREAD))
     found: list[Extension] = mypycify(
-        [f"--config-file={config}", *files], opt_level=os.environ.get("MYPYC_OPT_LEVEL", "3"), group_name="coissue_core"
+        [f"--config-file={config}", *files],
+        opt_level=os.environ.get("MYPYC_OPT_LEVEL", "3"),
+        group_name="coissue_core",
     )
     for extension in found:
         extension.optional = True
