@@ -23,8 +23,10 @@ from coissue.deployments.lookups import find_bounds
 from coissue.deployments.settings import SloClass, TenantSettings
 from coissue.kernels.cost import estimate
 from coissue.kernels.cpu.border import Arrival, Border, Reader, enter, to_tensor
+from coissue.kernels.cpu.compile import Plan
 from coissue.kernels.cpu.device import CpuDevice, DeviceSegment
 from coissue.kernels.cpu.measure import measure
+from coissue.kernels.cpu.stitched import Steps
 from coissue.kernels.cpu.store import DeviceMemoryError
 from coissue.kernels.ir import Port, Program, Type, Weight
 from coissue.kernels.lowered import Kernel, Lowered
@@ -83,6 +85,8 @@ class Attacher:
         self._served: dict[str, ServedProgram] = {}
         #: In words, for the timeline.
         self._names: dict[SignatureId, str] = {}
+        #: Signature -> the plan that was measured, with the steps it had then.
+        self._measured: dict[str, tuple[Plan, Steps]] = {}
 
     def attach(
         self, tenant: TenantSettings, slo: SloClass, version: int, folder: Path
@@ -184,7 +188,7 @@ class Attacher:
             for index in range(len(lowered.kernels))
         )
         for index, kernel in enumerate(lowered.kernels):
-            self._measure(lowered, index, kernel)
+            self._measure(lowered, index, kernel, kernels[index].plan)
         specs = tuple(
             KernelSpec(
                 self._costs.intern(kernel.signature),
@@ -201,14 +205,22 @@ class Attacher:
         spec = TenantSpec(name, specs, tenant.share, tenant.limits.in_flight, attached.slo.priority)
         return ServedProgram(spec, attached.version, lowered, kernels, Border(lowered))
 
-    def _measure(self, lowered: Lowered, index: int, kernel: Kernel) -> None:
+    def _measure(self, lowered: Lowered, index: int, kernel: Kernel, plan: Plan) -> None:
         signature = self._costs.intern(kernel.signature)
         self._names.setdefault(signature, describe_kernel(kernel))
         if kernel.signature in self._costs.table:
             return
+        self._measured[kernel.signature] = plan, plan.steps
         steps = measure(self._device, self._costs.table, lowered, index)
         while self._on_device(lambda: next(steps, DONE)) is not DONE:
             pass
+
+    def forget_outdated(self) -> None:
+        """Drop the costs of kernels that got native forms since they were measured: while serving
+        they are corrected, but the next process should measure what it will run."""
+        for signature, (plan, steps) in self._measured.items():
+            if plan.steps is not steps:
+                self._costs.table.forget(signature)
 
     # --- references ----------------------------------------------------------------------------
 

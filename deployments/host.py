@@ -68,18 +68,17 @@ class SchedulerHost:
         #: Tells one process's memory from the next.
         self.epoch = time.time_ns()
         cache = Path(settings.device.cache or Path.home() / ".cache" / "coissue")
-        self._forge = None
-        if settings.device.native_kernels:
-            self._forge = Forge(cache / "native", find_toolchain())
+        native = settings.device.native_kernels
+        self.forge = Forge(cache / "native", find_toolchain()) if native else None
         self.device = CpuDevice(
             threads=settings.device.threads,
             memory_bytes=settings.device.memory_bytes,
             cache_dir=cache,
-            forge=self._forge,
+            forge=self.forge,
         )
         self._costs_file = cache / "costs.json"
         self.costs = Costs(CostTable())
-        self._costs_of = f"{self.device.name}, grid {GRID}"
+        self._costs_of = f"{self.device.name}, grid {GRID}" + ", native" * native
         self.costs.table.load(self._costs_file, self._costs_of)
         self._recording: TextIO | None = None
         self.executor = DeviceExecutor(self.device, lambda *said: self.tenants.put_out(*said))
@@ -151,10 +150,11 @@ class SchedulerHost:
             self._metrics_server.server_close()
         self.channel.stop()
         self.runtime.stop()
-        if self._forge is not None:
-            self._forge.close()
+        if self.forge is not None:
+            self.forge.close()
         if self._recording is not None:
             self._recording.close()
+        self.attacher.forget_outdated()
         self.costs.table.save(self._costs_file, self._costs_of)
 
     @property
@@ -307,6 +307,7 @@ class SchedulerHost:
             weight_bytes_held=self.device.bytes_held,
             weight_bytes_saved=self.device.bytes_saved,
             tenants_by_state=Counter(info.state for info in self._infos.values()),
+            native_kernels=self.forge.states() if self.forge else {},
         )
 
     def _status(self) -> bytes:
@@ -323,6 +324,7 @@ class SchedulerHost:
                 "weight_bytes": self.device.bytes_held,
                 "weight_saved_bytes": self.device.bytes_saved,
                 "metrics_port": self.metrics_port,
+                "native_kernels": self.forge.states() if self.forge else None,
                 "note": "; ".join(filter(None, (self._note, self._own_note))),
                 "outcomes": {outcome.value: n for outcome, n in stats.outcomes.items()},
                 "tenants": {info.name: [info.state, info.reason] for info in self.directory()},

@@ -12,7 +12,7 @@ import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from wsgiref.simple_server import WSGIServer
@@ -26,6 +26,7 @@ from prometheus_client.utils import floatToGoString
 
 from coissue.deployments.channel.frames import TIME_BOUNDS
 from coissue.deployments.http.errors import STATUS
+from coissue.kernels.cpu.native import STATES as KERNEL_STATES
 from coissue.scheduler.messages import Outcome, RequestId
 from coissue.scheduler.trace import LaunchRecord, RequestRecord
 
@@ -55,6 +56,7 @@ class Levels:
     weight_bytes_held: int
     weight_bytes_saved: int
     tenants_by_state: Mapping[str, int]
+    native_kernels: Mapping[str, int] = field(default_factory=dict)
     tenants_alone: int = 0
     longest_launch_ns: int = 0
 
@@ -215,10 +217,18 @@ class SchedulerMetrics:
         alone.set_function(lambda: self._levels().tenants_alone)
         longest = self._gauge("longest_launch_seconds", "Longest that one launch blocked others")
         longest.set_function(lambda: self._levels().longest_launch_ns * NS)
+        kernels = self._gauge(
+            "native_kernels", "Kernels with generated code: ready, failed, waiting", ["state"]
+        )
+        for state in KERNEL_STATES:
+            kernels.labels(state).set_function(partial(self._count_kernels, state))
         tenants = self._gauge("tenants", "Tenants, by state", ["state"])
         for state in STATES:
             of_state = tenants.labels(state)
             of_state.set_function(partial(self._count_tenants, state))
+
+    def _count_kernels(self, state: str) -> int:
+        return self._levels().native_kernels.get(state, 0)
 
     def _count_tenants(self, state: str) -> int:
         return self._levels().tenants_by_state.get(state, 0)

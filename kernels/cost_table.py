@@ -84,6 +84,12 @@ class CostTable:
         points.setdefault(sets, {}).setdefault(segments, {})[units] = ns
         self._kept.clear()
 
+    def forget(self, signature: str) -> None:
+        """As if never measured."""
+        self._entries.pop(signature, None)
+        self._measured = {size: ns for size, ns in self._measured.items() if size[0] != signature}
+        self._kept.clear()
+
     def observe_ns(
         self, signature: str, units: int, segments: int, sets: int, ns: int, joins: bool = False
     ) -> None:

@@ -171,6 +171,12 @@ DEVICE = (
         "short",
         (("sum by (state) (coissue_tenants)", "{{state}}"),),
     ),
+    Panel(
+        "Native kernels",
+        "Kernels with generated code, by what became of it: ready, failed, waiting",
+        "short",
+        (("sum by (state) (coissue_native_kernels)", "{{state}}"),),
+    ),
 )
 
 

@@ -203,6 +203,14 @@ def digest_generator() -> str:
 # --- the background -------------------------------------------------------------------------------
 
 Adopt = Callable[[Build], None]
+#: A kernel in which nothing is memory-bound is in none of them.
+STATES: Final = ("ready", "failed", "waiting")
+
+
+def _state(build: Build) -> str:
+    if build.failures:
+        return "failed"
+    return "ready" if build.runs else ""
 
 
 @final
@@ -222,6 +230,8 @@ class Forge:
         #: Builds that came out incomplete, and reasons that were told already.
         self._failed: dict[str, Build] = {}
         self._told: set[str] = set()
+        #: Key -> one of `STATES`: failed if in part.
+        self._states: dict[str, str] = {}
         self._libraries: dict[str, ctypes.CDLL] = {}
         if toolchain is None:
             logger.warning(
@@ -242,6 +252,7 @@ class Forge:
             if self._closed:
                 return
             self._orders.append((key, lowered, kernel, adopt))
+            self._states[key] = "waiting"
             if not self._is_working:
                 self._is_working = True
                 self._thread = threading.Thread(
@@ -257,6 +268,11 @@ class Forge:
         function = getattr(library, call.symbol)
         function.restype = None
         return function
+
+    def states(self) -> dict[str, int]:
+        """How many kernels are in each of `STATES`. From any thread."""
+        found = list(self._states.values())
+        return {state: found.count(state) for state in STATES}
 
     def wait(self) -> None:
         """Until nothing is being built."""
@@ -289,12 +305,14 @@ class Forge:
     def _hand_over(self, key: str, build: Build, adopt: Adopt) -> None:
         try:
             adopt(build)
+            self._states[key] = _state(build)
         except (OSError, AttributeError, ValueError) as error:  # cannot be loaded, or not arranged
             self._fail(key, Build((), (str(error),)))
 
     def _fail(self, key: str, build: Build) -> None:
         """What is not there of it will not be tried again."""
         self._failed[key] = build
+        self._states[key] = "failed"
         for failure in set(build.failures) - self._told:
             self._told.add(failure)
             logger.warning("memory-bound ops of a kernel run one by one: %s", failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import tempfile
 
@@ -63,6 +64,21 @@ class Running:
         return sum(isinstance(step, Choice) for plan in plans for step, _ in plan.steps)
 
 
+def states(host) -> dict[str, int]:
+    """As the status says, and the metrics with it."""
+    shown = json.loads(host.ask("status"))["native_kernels"]
+    value = host.metrics.registry.get_sample_value
+    for state, count in shown.items():
+        assert value("coissue_native_kernels", {"state": state}) == count
+    return shown
+
+
+def outdated(host) -> set[str]:
+    """Signatures that were measured before their native form came."""
+    measured = host.attacher._measured.items()
+    return {signature for signature, (plan, steps) in measured if plan.steps is not steps}
+
+
 async def ask(client, name, rounds, seed):
     factory, kwargs = MODELS[name]
     module, samples = getattr(tiny_models, factory)(**kwargs)
@@ -90,7 +106,7 @@ def test_answers_are_right_before_during_and_after_adoption_and_the_next_start_a
     with Running(artifacts, tmp_path) as first:
 
         async def until_built():
-            built = asyncio.get_running_loop().run_in_executor(None, first.host._forge.wait)
+            built = asyncio.get_running_loop().run_in_executor(None, first.host.forge.wait)
             while not built.done():
                 await load(first.host, rounds=2)
             await load(first.host)
@@ -98,18 +114,39 @@ def test_answers_are_right_before_during_and_after_adoption_and_the_next_start_a
         asyncio.run(until_built())
         adopted = first.adopted()
         assert adopted >= 4  # both runs of both widths
+        found = states(first.host)
+        assert found["ready"] > 0 == found["waiting"] == found["failed"]
+        late = outdated(first.host)
+        assert late
+    # The next process measures what it will run, and only that.
+    assert not [signature for signature in late if signature in first.host.costs.table]
     with Running(artifacts, tmp_path) as second:
         assert second.adopted() == adopted
-        assert second.host._forge._thread is None  # nothing had to be built
+        assert second.host.forge._thread is None  # nothing had to be built
         asyncio.run(load(second.host))
+        assert states(second.host) == found
+        assert set(second.host.attacher._measured) == late
+        assert not outdated(second.host)
+
+
+def test_predictions_follow_when_a_native_form_comes(artifacts, tmp_path):
+    """Points measured without it stay in the table; launches correct what is predicted by them."""
+    native_rig.find_chain()
+    with Running(artifacts, tmp_path) as running:
+        running.host.forge.wait()
+        asyncio.run(load(running.host, rounds=40))
+        table = running.host.costs.table
+        errors = [error for error, count in table.errors().values() if count > 20]
+    assert errors
+    assert np.median(errors) < 1  # launches of tens of us vary by themselves
 
 
 def test_stopping_gives_up_what_is_being_built(artifacts, tmp_path):
     native_rig.find_chain()
     with Running(artifacts, tmp_path) as running:
-        child = running.host._forge._child
+        child = running.host.forge._child
     assert child is None or child.returncode is not None
-    assert running.host._forge._thread is None
+    assert running.host.forge._thread is None
 
 
 @pytest.mark.parametrize("compilers", [("no-such-compiler",), ("false",)])
@@ -120,6 +157,7 @@ def test_without_a_compiler_that_works_one_warning_and_the_op_table(
     with Running(artifacts, tmp_path) as running:
         asyncio.run(load(running.host))
         assert running.adopted() == 0
+        assert not any(states(running.host).values())
     assert [r.message for r in caplog.records if "compiler" in r.message] == [
         f"no C++ compiler ({compilers[0]}) found: memory-bound ops run one by one"
     ]
@@ -127,5 +165,6 @@ def test_without_a_compiler_that_works_one_warning_and_the_op_table(
 
 def test_off_unless_it_is_asked_for(artifacts, tmp_path):
     with Running(artifacts, tmp_path, native_kernels=False) as running:
-        assert running.host._forge is None
+        assert running.host.forge is None
+        assert json.loads(running.host.ask("status"))["native_kernels"] is None
         assert not (tmp_path / "native").exists()
