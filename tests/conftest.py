@@ -43,14 +43,23 @@ def pytest_configure():
             pytest.exit(f"{name} changed since it was compiled: run `make setup`", 4)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """In two processes at once (`-n 2`): a file's tests stay together, and those of `serve`, which
-    share one application and take longest, are one group that begins first."""
+    """Those of `serve` take longest, so they begin."""
     items.sort(key=lambda item: "serve" not in item.path.parts)
-    for item in items:
-        group = "serve" if "serve" in item.path.parts else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """In several processes (`-n 2`): a file's tests stay together, and those of `serve`, which share
+    one application, all do."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByApplication(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "serve" if file.startswith("tests/serve/") else file
+
+    return ByApplication(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
