@@ -50,8 +50,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """In several processes (`-n 2`): a file's tests stay together, and those of `serve`, which share
-    one application, all do."""
+    """In several processes (`-n 2`): the tests of a file stay together, and all those of `serve`,
+    which share one application."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByApplication(LoadFileScheduling):

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
@@ -29,6 +30,8 @@ POLL_S: Final = 0.5
 STATUS_S: Final = 5.0
 STOP_S: Final = 60.0
 REACH_S: Final = 10.0
+#: Processes that a Ray cannot go on without, by its names for them.
+NEEDED: Final = ("gcs_server", "raylet")
 CONTROLLER: Final = "SERVE_CONTROLLER_ACTOR"
 
 
@@ -45,7 +48,7 @@ def serve_until_interrupted(
     with _interruptible() as interrupted, _ray(address, console) as ray_url:
         if interrupted.is_set():
             return
-        with _deployed(config, settings) as http:
+        with _ending_with_ray(interrupted, console), _deployed(config, settings) as http:
             base = _base_url(http, config, address)
             if http.port != port:
                 console.print(
@@ -145,12 +148,50 @@ def _ray(address: str | None, console: Console) -> Iterator[str]:
         ray.shutdown()
         sweep_run_dirs()
         if node:
-            _remove_haproxy_files(node)
+            _end_haproxy(node)
 
 
-def _remove_haproxy_files(node: str) -> None:
-    """Of a node that is gone: Serve leaves them."""
+@contextlib.contextmanager
+def _ending_with_ray(interrupted: threading.Event, console: Console) -> Iterator[None]:
+    """Where a process of a Ray of our own is killed, or a signal went to all processes, Ray's calls
+    wait for a minute and then end this process: it goes at once instead, and takes the rest along.
+    """
+    import ray
+
+    node: Any = ray._private.worker._global_node
+    node_id = ray.get_runtime_context().get_node_id()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_S):
+            ended = [kind for kind, _ in node.dead_processes() if kind in NEEDED]
+            if ended and not over.is_set():
+                if not interrupted.is_set():
+                    logs = f"{node.get_session_dir_path()}/logs"
+                    console.print(f"Ray has ended, its {ended[0]} is gone: see {logs}")
+                console.show_cursor(True)
+                node.kill_all_processes(check_alive=False)
+                sweep_run_dirs()
+                _end_haproxy(node_id)
+                os._exit(0 if interrupted.is_set() else 1)
+
+    threading.Thread(target=watch, daemon=True, name="coissue-watch").start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _end_haproxy(node: str) -> None:
+    """Of a node that is gone, with its files: Serve leaves them, and where a signal ended the proxy
+    actor, HAProxy itself."""
     from ray.serve._private import constants
+
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (entry / "cmdline").read_bytes()
+            if b"haproxy" in command and node.encode() in command:
+                os.kill(int(entry.name), signal.SIGTERM)
 
     for path in (
         constants.RAY_SERVE_HAPROXY_CONFIG_FILE_LOC,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -41,6 +44,30 @@ def test_terminated_before_the_tenants_are_ready(cache, tmp_path):
         up.process.terminate()
         assert up.process.wait(WAIT_S) == 0
         poll("no process is left", lambda: not still_there(mine))
+        assert "Traceback" not in up.log.read_text()
+
+
+def test_a_signal_to_all_processes_leaves_none(cache, tmp_path):
+    """As a service manager ends a unit: Ray gets it too, and nobody waits for Ray then."""
+    with Up(tmp_path, make_settings(cache, FEW)) as up:
+        up.wait_settled()
+        mine = up.processes()
+        for process in mine:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+        assert up.process.wait(WAIT_S) == 0
+        poll("no process is left", lambda: not still_there(mine))
+        assert "Traceback" not in up.log.read_text()
+
+
+def test_ray_killed_under_it_is_one_line(cache, tmp_path):
+    with Up(tmp_path, make_settings(cache, FEW)) as up:
+        up.wait_settled()
+        mine = up.processes()
+        os.kill(up.find("gcs_server").pid, signal.SIGKILL)
+        assert up.process.wait(WAIT_S) == 1
+        poll("no process is left", lambda: not still_there(mine))
+        assert "Ray has ended" in up.log.read_text().splitlines()[-1]
         assert "Traceback" not in up.log.read_text()
 
 
