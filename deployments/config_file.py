@@ -190,9 +190,9 @@ def load_app_config(path: str | Path) -> tuple[dict[str, Any], AppSettings]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise ConfigError("not a file")
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ConfigError("not a file")
         config = _load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(error.strerror or str(error)) from None

@@ -10,6 +10,7 @@ fault (400, with its text), anything else the handler's (500, naming it).
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import logging
@@ -28,6 +29,9 @@ from coissue.deployments.settings import HandlerSettings, Settings, TenantSettin
 log = logging.getLogger("coissue.handlers")
 
 Arrays = Mapping[str, np.ndarray]
+#: What a tenant's code may raise: `sys.exit` in it must end neither the replica nor its tenants'
+#: requests without an answer.
+RAISED: Final = (Exception, SystemExit, KeyboardInterrupt)
 #: Of one tenant: the one that is served, the one to come, and one to go back to.
 HANDLERS_KEPT: Final = 3
 
@@ -173,7 +177,10 @@ def naming(use: str, verb: str) -> Iterator[None]:
         yield
     except HttpError:
         raise
-    except Exception as error:
+    except (*RAISED, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # the client is gone; else the handler's own task was cancelled
         log.exception("handler=%s failed in=%s", use, verb)
         sentence = f"handler {use} failed in {verb}: {type(error).__name__}"
         raise HttpError("handler_failed", sentence) from error
@@ -247,9 +254,10 @@ def load_handler(settings: HandlerSettings) -> Handler:
         if settings.is_builtin:
             return Builtin(settings.use, settings.kwargs)
         return Own(settings.use, settings.kwargs)
-    except Exception as error:
+    except RAISED as error:
         log.exception("handler=%s cannot be loaded", settings.use)
-        return Broken(f"handler {settings.use} cannot be loaded: {error}")
+        why = str(error) or type(error).__name__
+        return Broken(f"handler {settings.use} cannot be loaded: {why}")
 
 
 class LoadedHandlers:

@@ -11,10 +11,12 @@ import asyncio
 import json
 import logging
 import os
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, Final, TextIO, final
@@ -76,6 +78,9 @@ class SchedulerHost:
             cache_dir=cache,
             forge=self.forge,
         )
+        if why := _find_fault(cache):
+            self._own_note = f"device.cache: nothing is kept in {str(cache)!r}: {why}"
+            logger.warning("%s", self._own_note)
         self._costs_file = cache / "costs.json"
         self.costs = Costs(CostTable())
         self._costs_of = f"{self.device.name}, grid {GRID}" + ", native" * native
@@ -112,7 +117,8 @@ class SchedulerHost:
         if self.settings.scheduler.record_to is None:
             return None
         # By lines, so that a crash loses none. It is open as long as the host: `stop` closes it.
-        self._recording = open(self.settings.scheduler.record_to, "w", buffering=1)  # noqa: SIM115
+        with naming("scheduler.record_to"):
+            self._recording = open(self.settings.scheduler.record_to, "w", buffering=1)  # noqa: SIM115
         return Recorder(
             self._recording.write, self.costs, limits=self._core_limits(),
             policy=self.settings.scheduler.policy, name=self.costs.name,
@@ -140,7 +146,8 @@ class SchedulerHost:
             self._metrics_server = self.metrics.serve(port)
             if port not in (0, self.metrics_port):
                 said = f"scheduler.metrics_port: {port} cannot be used, Prometheus has to ask"
-                self._own_note = f"{said} {self.metrics_port or 'an ingress for /metrics'}"
+                said = f"{said} {self.metrics_port or 'an ingress for /metrics'}"
+                self._own_note = "; ".join(filter(None, (self._own_note, said)))
         settle_garbage()
         logger.info("scheduler up endpoint=%s device=%s", self.endpoint, self.device.name)
 
@@ -332,6 +339,25 @@ class SchedulerHost:
         ).encode()
 
 
+def _find_fault(folder: Path) -> str:
+    """Why nothing can be written there; empty: it can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """What goes wrong with a file has its key before it."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise OSError(f"{key}: {error}") from None
+
+
 class _Channel:
     """The listening sockets, on the runtime's loop."""
 
@@ -340,7 +366,8 @@ class _Channel:
         endpoints = [Endpoint(path=str(Path(run_dir) / "gpu0.sock"))]
         scheduler = settings.scheduler
         if scheduler.tcp_port is not None and scheduler.secret_file is not None:
-            secret = Path(scheduler.secret_file).read_text().strip()
+            with naming("scheduler.secret_file"):
+                secret = Path(scheduler.secret_file).read_text().strip()
             endpoints.append(Endpoint(host="0.0.0.0", port=scheduler.tcp_port, secret=secret))
         self._servers = [
             ChannelServer(endpoint, Door(host, index, len(endpoints)))

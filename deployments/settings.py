@@ -35,8 +35,18 @@ def _check_name(name: str) -> str:
     return name
 
 
+def _check_path(path: str) -> str:
+    if "\0" in path:
+        raise ValueError("a NUL character cannot be in a path")
+    return path
+
+
 class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+FilePath = Annotated[str, AfterValidator(_check_path)]
+GivenPath = Annotated[str, Field(min_length=1), AfterValidator(_check_path)]
 
 
 class DeviceSettings(Settings):
@@ -51,7 +61,7 @@ class DeviceSettings(Settings):
     #: answer may differ in its last bits before and after; exact tenants keep the op table.
     native_kernels: bool = False
     #: Measured tables and compiled kernels are kept here; empty: `~/.cache/coissue`.
-    cache: str = ""
+    cache: FilePath = ""
 
     @property
     def memory_bytes(self) -> int:
@@ -93,9 +103,9 @@ class SchedulerSettings(Settings):
     #: Listen for replicas of other hosts here; null: Unix socket only.
     tcp_port: int | None = Field(default=None, ge=0, le=65_535)
     #: File with the secret that TCP replicas must know.
-    secret_file: str | None = Field(default=None, min_length=1)
+    secret_file: GivenPath | None = None
     #: Every event and command goes to this file (anew at each start), to be replayed; costs time.
-    record_to: str | None = Field(default=None, min_length=1)
+    record_to: GivenPath | None = None
     health: HealthSettings = HealthSettings()
 
     @model_validator(mode="after")
@@ -130,9 +140,9 @@ class ModelSettings(Settings):
     #: `pkg.mod:callable` returning (module, {input name: sample tensor}); see capture/sources.py.
     factory: Annotated[str, AfterValidator(_check_imported)] | None = None
     #: A file saved by `torch.export.save`.
-    program: str | None = None
+    program: FilePath | None = None
     #: A safetensors file, with `architecture` naming a known one.
-    checkpoint: str | None = None
+    checkpoint: FilePath | None = None
     architecture: Literal["bert", "minilm", "mlp", "resnet18"] | None = None
     #: Arguments of the factory or the architecture.
     kwargs: dict[str, JsonValue] = Field(default_factory=dict)

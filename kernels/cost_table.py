@@ -14,12 +14,15 @@ candidate of a launch, so answers are kept until the next `record`.
 from __future__ import annotations
 
 import json
+import logging
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
+
+logger = logging.getLogger("coissue.kernels")
 
 #: Weight of the newest launch in the correction and in the error.
 NEWEST: Final = 0.1
@@ -50,6 +53,18 @@ class _Entry:
     #: Mean of |measured - predicted| / measured, and of how many launches.
     error: float = 0.0
     launch_count: int = 0
+
+
+def save_json(path: Path, data: Mapping[str, object]) -> None:
+    """Whole or not at all. Where it cannot be written, a warning says so: what is measured serves
+    this process, and the next one measures again."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(data, indent=1))
+        partial.replace(path)
+    except OSError as error:
+        logger.warning("measured times are not kept: %s", error)
 
 
 class CostTable:
@@ -113,10 +128,7 @@ class CostTable:
     def save(self, path: Path, device: str) -> None:
         """Writes the measured points; the corrections belong to this run alone."""
         points = [[*size, ns] for size, ns in self._measured.items()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"device": device, "points": points}))
-        partial.replace(path)
+        save_json(path, {"device": device, "points": points})
 
     def load(self, path: Path, device: str) -> bool:
         """Reads points measured on the same `device`; False if there are none."""

@@ -25,12 +25,22 @@ app = typer.Typer(
 console = Console()
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="A Serve config.")]
 Url = Annotated[str, typer.Option(help="Where the application is served.")]
+#: More of an error is not shown.
+LINE_CHARS = 2000
 COLORS = {"ready": "green", "failed": "red"}
 
 
 def fail(message: str) -> NoReturn:
     typer.echo(message, err=True)
     raise typer.Exit(1)
+
+
+def explain_error(error: Exception, file: Path | None = None) -> str:
+    """One line of moderate length, with the file before it."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or file}: {error.strerror}"
+    text = "not UTF-8" if isinstance(error, UnicodeDecodeError) else " ".join(str(error).split())
+    return f"{file}: {text}"[:LINE_CHARS] if file else text[:LINE_CHARS]
 
 
 def load(path: Path) -> tuple[dict[str, Any], AppSettings]:
@@ -105,8 +115,12 @@ def trace(
         data = fetch(url.rstrip("/") + "/timeline", 60.0)
         count = len(json.loads(data)["traceEvents"])
         file.write_bytes(data)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        fail(f"{url}: no timeline: {getattr(error, 'reason', error)}")
+    except urllib.error.URLError as error:
+        fail(f"{url}: no timeline: {error.reason}")
+    except OSError as error:
+        fail(explain_error(error, file))
+    except (ValueError, LookupError, TypeError) as error:
+        fail(f"{url}: no timeline: {error}")
     typer.echo(f"{file}: {count} events; open it in https://ui.perfetto.dev")
 
 
@@ -143,7 +157,7 @@ def explain(
         if svg is not None:
             svg.write_text(explaining.render_picture(runs))
     except (ValueError, OSError, TenantFailed) as error:
-        fail(f"{file}: {error}")
+        fail(explain_error(error, file))
     for line in explaining.describe(lowered, runs, device):
         typer.echo(line)
     for text in explaining.render_sources(runs, device) if source else ():
@@ -180,7 +194,7 @@ def simulate(
         if plots is not None:
             simulation.write_plots(runs, plots)
     except (ValueError, OSError) as error:
-        fail(str(error))
+        fail(explain_error(error))
     console.print(simulation.render_table(runs))
 
 
@@ -195,8 +209,8 @@ def replay(
     try:
         with file.open() as lines:
             stats = recording.replay(lines, check=check).stats()
-    except (OSError, recording.ReplayError) as error:
-        fail(f"{file}: {error}")
+    except (OSError, UnicodeDecodeError, recording.ReplayError) as error:
+        fail(explain_error(error, file))
     outcomes = (f"{count} {outcome.value}" for outcome, count in stats.outcomes.items())
     typer.echo(f"the same commands throughout: {', '.join(outcomes)}")
 
@@ -236,6 +250,12 @@ def status_table(tenants: list[dict[str, Any]]) -> Table:
             f"[{color}]{state}[/{color}]",
             str(tenant.get("slo_class", "")),
             "" if deadline is None else f"{deadline:g} ms",
-            str(tenant.get("reason", "")).replace("[", r"\["),
+            show_plain(str(tenant.get("reason", ""))),
         )
     return table
+
+
+def show_plain(text: str) -> str:
+    """A tenant's own words: neither markup nor control characters reach the terminal."""
+    plain = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return plain.replace("[", r"\[")

@@ -64,14 +64,16 @@ class MeasuredCosts:
     """A cost table as a file: what it says of signatures named by their beginnings."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ValueError."""
+        """Raises ValueError, OSError."""
         table = CostTable()
         try:
             stored = json.loads(path.read_text())
             table.load(path, stored["device"])
             self._names = list(dict.fromkeys(size[0] for size in stored["points"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: not a cost table: {error!r}") from None
+        except OSError:
+            raise
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path}: not a cost table, as a device's cache has one") from None
         self.costs = Costs(table, learns=False)
 
     def find(self, name: str) -> SignatureId:

@@ -137,6 +137,9 @@ def _ray(address: str | None, console: Console) -> Iterator[str]:
             logging_level=logging.ERROR,
             **options,
         )
+    except ValueError as error:  # Ray does not take the address
+        said = " ".join(str(error).split())
+        raise UpError(f"--address: {address!r} must look like host:port or auto: {said}") from None
     except ConnectionError as error:
         token = "" if os.environ.get("RAY_AUTH_MODE") else " (does it want RAY_AUTH_MODE=token?)"
         raise UpError(f"no Ray at {address}: {' '.join(str(error).split())}{token}") from None

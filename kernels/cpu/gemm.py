@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from coissue.kernels.cost_table import save_json
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
 
 #: Weight, bias and number of rows of one group in a launch.
@@ -93,10 +94,7 @@ class GemmTable:
             self._ns = stored["ns"]
 
     def _save(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps({"device": self._device, "ns": self._ns}, indent=1))
-        partial.replace(self._path)
+        save_json(self._path, {"device": self._device, "ns": self._ns})
 
 
 def _pick(ns: dict[str, int]) -> tuple[str, bool]:

@@ -285,6 +285,26 @@ def test_status_tells_of_a_metrics_port_in_use(artifacts, tmp_path):
             host.stop()
 
 
+def test_a_cache_that_cannot_be_written_is_told_and_served_without(artifacts, tmp_path):
+    host = SchedulerHost(make_settings("/proc/none", {"mlp-a": MODELS["mlp-a"]}), str(tmp_path))
+    host.start()
+    try:
+        (tenant,) = host.settings.tenants
+        assert host.attach(tenant.model_dump(), 1, str(artifacts / "mlp-a")) == ""
+        note = json.loads(host.ask("status"))["note"]
+        assert note.startswith("device.cache: nothing is kept in '/proc/none': No such file")
+    finally:
+        host.stop()
+
+
+@pytest.mark.parametrize("key", ["record_to", "secret_file"])
+def test_files_that_cannot_be_opened_are_named_by_their_key(tmp_path, key):
+    more = {"tcp_port": 0} if key == "secret_file" else {}
+    settings = make_settings(tmp_path, **{key: "/none/x"}, **more)
+    with pytest.raises(OSError, match=f"^scheduler.{key}: .*No such file.*'/none/x'"):
+        SchedulerHost(settings, str(tmp_path))
+
+
 def test_tenant_that_does_not_fit_says_so_and_the_others_serve(artifacts):
     run_dir = tempfile.mkdtemp(prefix="ci-host-")
     settings = make_settings(artifacts / "cache")

@@ -538,7 +538,7 @@ def test_trace_saves_the_timeline(serve, tmp_path):
     assert result.output == f"{path}: 2 events; open it in https://ui.perfetto.dev\n"
     result = RUNNER.invoke(app, ["trace", str(tmp_path / "no" / "trace.json"), "--url", url])
     assert result.exit_code == 1
-    assert result.output.startswith(f"{url}: no timeline: [Errno 2] No such file or directory: ")
+    assert result.output.startswith(f"{tmp_path}/no/trace.json: No such file or directory\n")
 
 
 @pytest.mark.parametrize(
@@ -656,6 +656,38 @@ def test_up_says_at_once_what_serve_finds_out_late(change, line):
         up._check_http({**CONFIG, **change}, None)
     assert str(error.value).startswith(line)
     up._check_http(CONFIG, None)
+
+
+def test_odd_files_are_one_line_for_every_command(tmp_path):
+    binary, long = tmp_path / "binary", tmp_path / ("a" * 300)
+    binary.write_bytes(b"\xff\xfe\x00")
+    for words, line in (
+        (["validate", long], f"{long}: File name too long"),
+        (["replay", long], f"{long}: File name too long"),
+        (["replay", binary], f"{binary}: not UTF-8"),
+        (["simulate", tmp_path], f"{tmp_path}: Is a directory"),
+        (["simulate", "--costs", binary], f"{binary}: not a cost table, as a device's cache has"),
+        (["explain", binary, "t"], f"{binary}: not UTF-8"),
+    ):
+        result = RUNNER.invoke(app, [*map(str, words)])
+        assert (result.exit_code, len(result.output.splitlines())) == (1, 1), result.output
+        assert result.output.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("at", "key"), [("device", "cache"), ("scheduler", "record_to"), ("tenants.1.model", "program")]
+)
+def test_paths_have_no_nul(tmp_path, at, key):
+    text = changed(f"{ARGS}.{at}", {key: "a\0b"})
+    assert validate(tmp_path, text)[1] == f"{ARGS}.{at}.{key}: a NUL character cannot be in a path"
+
+
+def test_words_of_a_tenant_reach_the_terminal_without_control_characters(serve):
+    tenant = {"name": "t", "state": "failed", "reason": "bad \x1b[2J \n [red]end"}
+    url = serve(200, json.dumps({"tenants": [tenant]}).encode())
+    shown = RUNNER.invoke(app, ["status", "--url", url], env={"COLUMNS": "200"}).output
+    assert "\x1b" not in shown
+    assert r"bad \x1b[2J \n [red]end" in shown
 
 
 def test_up_needs_a_route():

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from coissue.deployments.handlers import (
     Classes,
     LoadedHandlers,
+    Own,
     Text,
     check_handler,
     classify,
@@ -175,6 +176,10 @@ class Team:
             raise ValueError("x: must not be negative")
         if payload == "our fault":
             raise KeyError("secret")
+        if payload == "leave":
+            sys.exit(4)
+        if payload == "cancelled":
+            raise asyncio.CancelledError
         if payload == "nonsense":
             return [1]
         return {"x": np.full((1, 4), self.factor, np.float32)}
@@ -190,6 +195,7 @@ def team(monkeypatch):
     module = types.ModuleType("team_code")
     module.Team = Team
     module.Half = type("Half", (), {"preprocess": lambda self, payload: {}})
+    module.Leaves = type("Leaves", (Team,), {"__init__": lambda self: sys.exit()})
     monkeypatch.setitem(sys.modules, "team_code", module)
 
 
@@ -213,6 +219,12 @@ def test_own_handler_faults(team, caplog):
     )
     assert "secret" in caplog.text
     assert server.post("/tenants/m", "nonsense").status == 500
+    for payload, name in (("leave", "SystemExit"), ("cancelled", "CancelledError")):
+        reply = server.post("/tenants/m", payload)
+        assert (reply.status, reply.error) == (
+            500,
+            f"handler team_code:Team failed in preprocess: {name}",
+        )
     server = Server(handlers={"m": own(factor=13)})
     reply = server.post("/tenants/m", {})
     assert (reply.status, reply.error) == (
@@ -220,6 +232,25 @@ def test_own_handler_faults(team, caplog):
         "handler team_code:Team failed in postprocess: ValueError",
     )
     assert Server().post("/tenants/m", {"inputs": {"x": [[1, 2, 3, 4]]}}).status == 200
+
+
+def test_a_client_that_goes_while_the_handler_waits_is_no_fault_of_the_handler():
+    class Waits(Team):
+        async def preprocess(self, payload):
+            started.set()
+            await asyncio.Event().wait()
+
+    async def scenario():
+        handler = Own.__new__(Own)
+        handler._use, handler._own = "t:Waits", Waits()
+        task = asyncio.ensure_future(handler.preprocess({}))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    started = asyncio.Event()
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -230,6 +261,7 @@ def test_own_handler_faults(team, caplog):
         ("text", {"tokenizer": "/none"}, "handler text cannot be loaded: no tokenizer file"),
         ("classes", {"labels": [], "x": 1}, "handler.kwargs.x: Extra inputs are not permitted"),
         ("no_such_module:X", {}, "handler no_such_module:X cannot be loaded: No module named"),
+        ("team_code:Leaves", {}, "handler team_code:Leaves cannot be loaded: SystemExit"),
         ("team_code:X", {}, "handler team_code:X cannot be loaded: module 'team_code' has no"),
         ("team_code:Team", {"q": 1}, "handler team_code:Team cannot be loaded: "),
         ("team_code:Half", {}, "handler team_code:Half cannot be loaded: team_code:Half has no"),
