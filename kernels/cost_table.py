@@ -4,8 +4,10 @@
 point it answers with that point, above the largest it goes on in a straight line; it never falls
 when an argument grows. What launches really took moves one correction factor per signature, by at
 most `STEP_LIMIT` at a time, so one outlier (a page fault, a busy neighbour) hardly counts and a
-lasting change is followed. Points are measured with inputs that lie together; what a launch takes
-longer when its segments' inputs must be joined first is measured by itself and comes on top.
+lasting change is followed. Where the error differs by size, as after a point that was measured in a
+busy moment, the points themselves are bent every `BEND_AFTER` launches. Points are measured with
+inputs that lie together; what a launch takes longer when its segments' inputs must be joined first
+is measured by itself and comes on top.
 
 Rules: pure data and arithmetic, no clock, no torch; times in ns. Asked by the scheduler for every
 candidate of a launch, so answers are kept until the next `record`.
@@ -19,6 +21,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import exp, log
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +31,9 @@ logger = logging.getLogger("coissue.kernels")
 NEWEST: Final = 0.1
 #: Largest factor by which one launch may differ from the prediction, as far as it is believed.
 STEP_LIMIT: Final = 2.0
+#: Launches between two looks at the error by size, and how many of them one point needs.
+BEND_AFTER: Final = 64
+BEND_LEAST: Final = 4.0
 #: Answer for a signature never measured: a fixed part and a part per unit.
 UNKNOWN_NS: Final = 1_000_000
 UNKNOWN_UNIT_NS: Final = 10_000
@@ -53,6 +59,9 @@ class _Entry:
     #: Mean of |measured - predicted| / measured, and of how many launches.
     error: float = 0.0
     launch_count: int = 0
+    #: Units of points -> launches near them since points were bent, and the sum of the logarithms
+    #: of measured over predicted.
+    near: dict[int, list[float]] = field(default_factory=dict)
 
 
 def save_json(path: Path, data: Mapping[str, object]) -> None:
@@ -120,6 +129,10 @@ class CostTable:
         weight = max(NEWEST, 1 / (entry.launch_count + 1))
         entry.error += weight * (min(error, STEP_LIMIT) - entry.error)
         entry.launch_count += 1
+        _note(entry, units, log(ratio))
+        if entry.launch_count % BEND_AFTER == 0:
+            _bend(entry)
+            self._kept.clear()
 
     def errors(self) -> dict[str, tuple[float, int]]:
         """Per signature with launches: the mean relative error of late, and how many launches."""
@@ -156,28 +169,65 @@ class CostTable:
         return self._kept[key]
 
 
-def _over_sets(points: _Points, units: int, segments: int, weight_sets: int) -> float:
-    """Interpolates over units, then segments, then weight sets.
+def _note(entry: _Entry, units: int, error: float) -> None:
+    """The error of a launch counts for the points on both sides of it, the nearer one more."""
+    places = sorted({p for of in entry.points.values() for by in of.values() for p in by})
+    after = min(bisect_left(places, units), len(places) - 1)
+    low, high = places[max(after - 1, 0)], places[after]
+    share = (min(max(units, low), high) - low) / (high - low) if high > low else 1.0
+    for place, part in ((low, 1 - share), (high, share)):
+        found = entry.near.setdefault(place, [0.0, 0.0])
+        found[0] += part
+        found[1] += part * error
 
-    Beyond the last number of segments or weight sets the slope is that at the most units measured,
-    whatever `units` is, so that the answer rises with each argument.
-    """
+
+def _bend(entry: _Entry) -> None:
+    """Moves points to where launches near them say; all of one number of units alike."""
+    gains = {
+        p: exp(total / count) for p, (count, total) in entry.near.items() if count > BEND_LEAST
+    }
+    for of in entry.points.values():
+        for by_units in of.values():
+            for place in by_units.keys() & gains.keys():
+                by_units[place] = max(1, round(by_units[place] * gains[place]))
+    entry.near.clear()
+
+
+def _over_sets(points: _Points, units: int, segments: int, weight_sets: int) -> float:
+    """Interpolates over units, then segments, then weight sets. Beyond the last number of segments
+    or weight sets the slope is the same whatever `units` is, so that the answer rises with each
+    argument."""
     most_segments = max(max(by_segments) for by_segments in points.values())
     most_units = max(max(p) for by_segments in points.values() for p in by_segments.values())
 
     def over_segments(of: Mapping[int, Mapping[int, int]], units: int, segments: int) -> float:
         curve = {s: _at(units, by_units) for s, by_units in of.items()}
-        return _at(segments, curve, {s: _at(most_units, by_units) for s, by_units in of.items()})
+        far = {s: _at(most_units, by_units) for s, by_units in of.items()}
+        return _at(segments, curve, _slope_of_segments(of, far))
 
     curve = {w: over_segments(of, units, segments) for w, of in points.items()}
     far = {w: over_segments(of, most_units, most_segments) for w, of in points.items()}
-    return _at(weight_sets, curve, far)
+    return _at(weight_sets, curve, _last_slope(far))
 
 
-def _at(place: int, points: Mapping[int, float], far: Mapping[int, float] | None = None) -> float:
-    """The value at `place`: the first point's below it, straight on beyond the last.
+def _slope_of_segments(of: Mapping[int, Mapping[int, int]], far: Mapping[int, float]) -> float:
+    """What one more segment costs: the least that was measured, at whatever units. Without joins it
+    is next to nothing, and what one long launch took longer than another by chance is not: taken
+    times the number of segments, it kept groups small."""
+    if len(of) > 1:
+        before, last = sorted(of)[-2:]
+        common = of[before].keys() & of[last].keys()
+        if common:
+            rise = min(of[last][units] - of[before][units] for units in common)
+            return max(0, rise) / (last - before)
+    return _last_slope(far)
 
-    A point lower than one before it counts as equal to it. The slope beyond is that of `far`.
+
+def _at(place: int, points: Mapping[int, float], slope: float | None = None) -> float:
+    """The value at `place`: the first point's below it, straight on beyond the last, with the last
+    two points' slope if none is given.
+
+    A point lower than one before it counts as equal to it.
     """
     places = sorted(points)
     curve = list(accumulate((points[p] for p in places), max))
@@ -187,7 +237,17 @@ def _at(place: int, points: Mapping[int, float], far: Mapping[int, float] | None
     if after < len(places):
         low, high = places[after - 1 : after + 1]
         return curve[after - 1] + (curve[after] - curve[after - 1]) * (place - low) / (high - low)
-    slopes = curve if far is None else list(accumulate((far[p] for p in places), max))
-    before, last = (0, places[0]) if len(places) == 1 else places[-2:]
-    rise = slopes[-1] if len(places) == 1 else slopes[-1] - slopes[-2]
-    return curve[-1] + rise / (last - before) * (place - last)
+    beyond = place - places[-1]
+    return (
+        curve[-1] + beyond * (_last_slope(points) if slope is None else slope)
+        if beyond
+        else curve[-1]
+    )
+
+
+def _last_slope(points: Mapping[int, float]) -> float:
+    """Between the last two points, or from nothing to the only one."""
+    places = sorted(points)
+    curve = list(accumulate((points[p] for p in places), max))
+    before, rise = (0, curve[-1]) if len(places) == 1 else (places[-2], curve[-1] - curve[-2])
+    return rise / (places[-1] - before)

@@ -65,6 +65,8 @@ def device_name(threads: int) -> str:
 class GemmTable:
     """(K, N) -> rows -> provider -> ns, measured when first asked for and kept as JSON.
 
+    Measured alone, with weights in the cache: see `_pick` for what that does not show.
+
     What one process had no time for, `kn` serves there, and the next process measures.
     """
 
@@ -82,7 +84,9 @@ class GemmTable:
             if len(table) < len(ROWS):
                 _measure(k, n, table)
                 self._save()
-            self._chosen[k, n] = tuple(_pick(table.get(str(rows), {})) for rows in ROWS)
+            points = [table.get(str(rows), {}) for rows in ROWS]
+            provider = _pick([point for point in points if point])
+            self._chosen[k, n] = tuple((provider, _stacks(point, provider)) for point in points)
         return self._chosen[k, n]
 
     def _load(self) -> None:
@@ -97,12 +101,20 @@ class GemmTable:
         save_json(self._path, {"device": self._device, "ns": self._ns})
 
 
-def _pick(ns: dict[str, int]) -> tuple[str, bool]:
-    best, limit = "kn", ns.get("kn", 0) * COPY_GAIN
+def _pick(points: Sequence[Mapping[str, int]]) -> str:
+    """One provider for all numbers of rows: with two, weights would be in memory twice, and each
+    launch that takes another one than the last would find them out of the cache."""
+    best, limit = "kn", len(points) * math.log(COPY_GAIN)
     for name in _PACKERS:
-        if ns.get(name, math.inf) < limit:
-            best, limit = name, ns[name]
-    return best, ns.get("stack", math.inf) < limit
+        if points and all(name in ns for ns in points):
+            score = sum(math.log(ns[name] / ns["kn"]) for ns in points)
+            if score < limit:
+                best, limit = name, score
+    return best
+
+
+def _stacks(ns: Mapping[str, int], provider: str) -> bool:
+    return ns.get("stack", math.inf) < ns.get(provider, 0) * COPY_GAIN
 
 
 def _measure(k: int, n: int, table: dict[str, dict[str, int]]) -> None:

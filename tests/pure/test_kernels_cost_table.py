@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +51,8 @@ def test_it_never_falls_when_an_argument_grows(points, small, more):
     table = table_of(*points)
     for units, segments, _, ns in points:
         table.record("s", units, segments, 1, ns // 2, joins=True)
-    table.observe_ns("s", 3, 1, 1, 12345)
+    for units, *_, ns in (*points, (3, 1, 1, 12345)) * 40:  # enough to bend the points
+        table.observe_ns("s", units, 1, 1, ns // 3)
     large = tuple(a + b for a, b in zip(small, more, strict=True))
     assert table.predict_ns("s", *small) <= table.predict_ns("s", *large)
     joined = [table.predict_ns("s", *size, joins=True) for size in (small, large)]
@@ -63,6 +66,23 @@ def test_a_lasting_change_is_followed_and_an_outlier_is_not():
     for _ in range(60):
         table.observe_ns("s", 10, 1, 1, 3000)
     assert table.predict_ns("s", 10, 1, 1) == pytest.approx(3000, rel=0.02)
+
+
+def test_a_point_measured_in_a_busy_moment_is_corrected_by_launches_of_its_size():
+    """True is 1000 + 50 per unit; at 64 units the table has four times that."""
+    table, rng = table_of((1, 1, 1, 1050), (8, 1, 1, 1400), (64, 1, 1, 16_800)), random.Random(0)
+    for _ in range(1500):
+        units = rng.choice([1, 4, 8, 16, 32, 64])
+        took = (1000 + 50 * units) * rng.uniform(0.8, 1.3)
+        table.observe_ns("s", units, 1, 1, round(took))
+    for units in (1, 8, 32, 64):
+        assert table.predict_ns("s", units, 1, 1) == pytest.approx(1000 + 50 * units, rel=0.15)
+
+
+def test_what_chance_added_to_one_long_launch_is_not_taken_times_the_segments():
+    points = [(8, 1, 1, 800), (64, 1, 1, 12_000), (8, 8, 1, 870), (64, 8, 1, 17_000)]
+    table = table_of(*points)
+    assert table.predict_ns("s", 16, 16, 1) - table.predict_ns("s", 16, 8, 1) == 80
 
 
 def test_error_is_exported_per_signature():
