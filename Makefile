@@ -16,10 +16,12 @@ setup: $(READY) .links/coissue $(VENV)/.compiled  ## make .venv with everything 
 $(READY): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit(f"coissue needs Python 3.11 to 3.13, this is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python lacks venv: apt install python3-venv"; exit 1; }
-	@echo "Setting up $(VENV) (once; about two minutes)"
+	@echo "Setting up $(VENV) (once; three to five minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt pip setuptools wheel mypy
+	@echo "Installing torch for the CPU"
 	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
+	@echo "Installing Ray and the rest"
 	@COISSUE_PURE=1 $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
 	@echo "Compiling the scheduler's core and the request's path (a minute or two)"
 	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .

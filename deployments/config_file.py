@@ -215,7 +215,8 @@ def _check(config: dict[str, Any]) -> AppSettings:
     try:
         serve = ServeConfig.model_validate(config)
     except ValidationError as error:
-        raise ConfigError(_explain(error, "", config)) from None
+        lines = [_explain(error, "", config), *_check_args(config)]
+        raise ConfigError("\n".join(lines)) from None
     ours = [i for i, app in enumerate(serve.applications) if app.import_path == IMPORT_PATH]
     if len(ours) != 1:
         raise ConfigError(
@@ -233,6 +234,19 @@ def _check(config: dict[str, Any]) -> AppSettings:
     if lines:
         raise ConfigError(_join(lines))
     return settings
+
+
+def _check_args(config: dict[str, Any]) -> list[str]:
+    """What else is wrong, in a config that is wrong around our arguments."""
+    applications = config.get("applications")
+    for index, app in enumerate(applications if isinstance(applications, list) else ()):
+        args = app.get("args") if isinstance(app, dict) else None
+        if isinstance(args, dict) and app.get("import_path") == IMPORT_PATH:
+            try:
+                AppSettings.model_validate(args)
+            except ValidationError as error:
+                return [_explain(error, f"applications.{index}.args", args)]
+    return []
 
 
 def _check_deployments(application: Any, where: str) -> None:

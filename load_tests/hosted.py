@@ -221,7 +221,7 @@ def wait_ready(hosted: Hosted, tenants: int, seconds: float) -> Iterator[Mapping
 def check_port_free(port: int) -> None:
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
-            raise HostFailed(f"port {port} is in use: stop what listens there, or give --port")
+            raise HostFailed(f"port {port} is in use: stop what listens there first")
 
 
 def interrupt_on_signals() -> None:

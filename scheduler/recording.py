@@ -133,8 +133,8 @@ def read_turns(lines: Iterable[str]) -> Iterator[tuple[str, CoreLimits, int] | T
             events = [_decode(item) for item in line["events"]]
             predicted, names = line.get("predicted", []), line.get("names", {})
             yield Turn(number, events, line["commands"], predicted, names)
-        except (PlainError, ValueError, KeyError, TypeError) as error:
-            raise ReplayError(f"line {number}: not a recording: {error!r}") from None
+        except (PlainError, ValueError, KeyError, TypeError):
+            raise ReplayError(f"line {number}: not what `scheduler.record_to` writes") from None
 
 
 @final

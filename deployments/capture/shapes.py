@@ -29,7 +29,10 @@ class Symbols:
     def learn(self, name: str, shape: Sequence[Any]) -> None:
         """Takes the symbols of an input: dim 0 is R, any other symbol is T."""
         if not isinstance(shape[0] if shape else 1, torch.SymInt):
-            raise CaptureError(f"input {name!r} has a fixed number of rows in dim 0")
+            raise CaptureError(
+                f"input {name!r} has a fixed number of rows in dim 0: export it with "
+                "dynamic_shapes that name dim 0"
+            )
         for index, size in enumerate(shape):
             if not isinstance(size, torch.SymInt):
                 continue

@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -66,7 +67,19 @@ def find_tenant(settings: AppSettings, name: str) -> TenantSettings:
     return found[name]
 
 
-def capture(tenant: TenantSettings, settings: AppSettings, console: Console) -> Lowered:
+@contextmanager
+def _showing(text: str) -> Iterator[None]:
+    """A spinner. What the capture's process says on stderr is left out: its reason is one line."""
+    with os.fdopen(os.dup(2), "w") as kept, open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+        try:
+            with Console(file=kept).status(text):
+                yield
+        finally:
+            os.dup2(kept.fileno(), 2)
+
+
+def capture(tenant: TenantSettings, settings: AppSettings) -> Lowered:
     """The tenant's program, captured in a process of its own. Raises `TenantFailed`."""
 
     async def work(folder: Path) -> Artifact:
@@ -76,8 +89,7 @@ def capture(tenant: TenantSettings, settings: AppSettings, console: Console) -> 
         finally:
             await captures.close()
 
-    os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of libraries that the capture imports
-    with tempfile.TemporaryDirectory() as folder, console.status(f"capturing {tenant.name}"):
+    with tempfile.TemporaryDirectory() as folder, _showing(f"capturing {tenant.name}"):
         return lower(asyncio.run(work(Path(folder))).program, exact=tenant.exact)
 
 

@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -19,7 +20,7 @@ from coissue.deployments.discovery import choose_serve_flags
 from coissue.deployments.settings import AppSettings
 
 app = typer.Typer(
-    help="Serve many tenants' models on few devices.", no_args_is_help=True,
+    no_args_is_help=True,
     add_completion=False, pretty_exceptions_enable=False,
 )  # fmt: skip
 console = Console()
@@ -48,6 +49,21 @@ def load(path: Path) -> tuple[dict[str, Any], AppSettings]:
         return load_app_config(path)
     except ConfigError as error:
         fail(str(error))
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"coissue {version('coissue')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Serve many tenants' models on few devices."""
 
 
 @app.command()
@@ -152,7 +168,7 @@ def explain(
     progress = Console(stderr=True)
     try:
         found = explaining.find_tenant(settings, tenant)
-        lowered = explaining.capture(found, settings, progress)
+        lowered = explaining.capture(found, settings)
         runs = explaining.explain_runs(lowered, device, progress)
         if svg is not None:
             svg.write_text(explaining.render_picture(runs))
@@ -217,7 +233,10 @@ def replay(
 
 def fetch(url: str, timeout_s: float) -> bytes:
     """`GET url`. Raises `OSError` or `ValueError`."""
-    _ = urllib.parse.urlsplit(url).port  # a `ValueError` where `int` would take 1_0
+    parts = urllib.parse.urlsplit(url)
+    _ = parts.port  # a `ValueError` where `int` would take 1_0
+    if parts.scheme not in ("http", "https"):
+        raise ValueError("a URL begins with http://")
     request = urllib.request.Request(url, headers={"accept": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
@@ -231,7 +250,11 @@ def fetch(url: str, timeout_s: float) -> bytes:
 
 def fetch_status(url: str, timeout_s: float = 5.0) -> dict[str, Any]:
     """`GET /status`. Raises `OSError` or `ValueError`."""
-    answer = json.loads(fetch(url.rstrip("/") + "/status", timeout_s))
+    data = fetch(url.rstrip("/") + "/status", timeout_s)
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        raise ValueError("this is not coissue") from None
     if not isinstance(answer, dict) or not isinstance(answer.get("tenants"), list):
         raise ValueError("this is not coissue")
     return answer

@@ -154,7 +154,7 @@ def _make_tenants(
     own: dict[SignatureId, tuple[int, int]] = {}
     for group in mix.groups:
         if bool(group.signatures) is not (find is not None):
-            said = "signatures go with a measured cost table, kernels without one"
+            said = "with --costs it needs `signatures` (beginnings of names in it), else `kernels`"
             raise ValueError(f"group {group.name}: {said}")
         if find is not None:
             signatures = [find(name) for name in group.signatures]

@@ -29,7 +29,7 @@ from coissue.scheduler.simulation.report import BINS
 STREAMS_LIMIT = 64
 #: What the table shows of a run: heading, key of the summary, format.
 COLUMNS = (
-    ("requests", "requests", "{:,}"), ("in time", "attainment", "{:.2%}"),
+    ("asked", "requests", "{:,}"), ("in time", "attainment", "{:.2%}"),
     ("worst", "worst_tenant", "{:.1%}"), ("good/s", "goodput_hz", "{:,.0f}"),
     ("p50 ms", "p50_ms", "{:.1f}"), ("p99 ms", "p99_ms", "{:.1f}"), ("busy", "busy", "{:.0%}"),
     ("members", "members_per_launch", "{:.1f}"),
@@ -121,11 +121,11 @@ def run_all(
 
 def render_table(runs: list[dict[str, Any]]) -> Table:
     """`worst`: in time, of the worst tenant. `members`: per launch."""
-    table = Table(box=None)
+    table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("policy", no_wrap=True)
-    table.add_column("load")
+    table.add_column("load", no_wrap=True)
     for heading, _, _ in COLUMNS:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         cells = (form.format(run["summary"][key]) for _, key, form in COLUMNS)
         table.add_row(run["policy"], f"{run['load']:g}", *cells)

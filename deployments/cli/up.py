@@ -63,9 +63,10 @@ def serve_until_interrupted(
 
 
 def _warn_of_statistics(console: Console) -> None:
-    ports = " and ".join(os.environ[name] for name in HAPROXY_PORTS)
+    metrics, page = (os.environ[name] for name in HAPROXY_PORTS)
     console.print(
-        f"HAProxy shows its statistics on ports {ports} of [bold]all interfaces[/bold]: "
+        f"HAProxy shows its statistics on [bold]all interfaces[/bold], port {metrics} (metrics) "
+        f"and {page} (a page): "
         "close them in the firewall of an open machine, or use --no-haproxy.",
         highlight=False,
     )
@@ -170,7 +171,7 @@ def _ending_with_ray(interrupted: threading.Event, console: Console) -> Iterator
             ended = [kind for kind, _ in node.dead_processes() if kind in NEEDED]
             if ended and not over.is_set():
                 if not interrupted.is_set():
-                    logs = f"{node.get_session_dir_path()}/logs"
+                    logs = f"{_session_folder()}/logs"
                     console.print(f"Ray has ended, its {ended[0]} is gone: see {logs}")
                 console.show_cursor(True)
                 node.kill_all_processes(check_alive=False)
@@ -341,11 +342,21 @@ def _gcs_address() -> str:
     return address
 
 
+def _session_folder() -> str:
+    import ray
+
+    node: Any = ray._private.worker._global_node
+    folder: str = node.get_session_dir_path()
+    return folder
+
+
 def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console) -> None:
     name = settings.tenants[0].name
     own = []  # not always where the settings say
     with contextlib.suppress(OSError, ValueError):
-        if port := fetch_status(base)["scheduler"].get("metrics_port"):
+        status = fetch_status(base)
+        name = next((t["name"] for t in status["tenants"] if t["state"] == "ready"), name)
+        if port := status["scheduler"].get("metrics_port"):
             own = [("of the scheduler's node", f"http://127.0.0.1:{port}/metrics")]
     console.print()
     for text, url in (
@@ -353,7 +364,7 @@ def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console
         ("Open Inference Protocol", f"POST {base}/v2/models/{name}/infer"),
         ("status", f"{base}/status"), ("metrics", f"{base}/metrics"), *own,
         ("timeline", f"coissue trace FILE --url {base}"),
-        ("in Ray's words", _show_command(ray_url)),
+        ("in Ray's words", _show_command(ray_url)), ("logs", f"{_session_folder()}/logs"),
         ("for `serve run`", f"RAY_ADDRESS={_gcs_address()}"),
     ):  # fmt: skip
         console.print(f"{text:>24}  {url}", highlight=False, soft_wrap=True)

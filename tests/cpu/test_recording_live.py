@@ -80,7 +80,7 @@ def test_the_command_line_replays(recording, tmp_path):
     (tmp_path / "run.jsonl").write_text("{}")
     made = CliRunner().invoke(app, ["replay", str(tmp_path / "run.jsonl")])
     assert made.exit_code == 1
-    assert "run.jsonl: line 1: not a recording" in made.output
+    assert "run.jsonl: line 1: not what `scheduler.record_to` writes" in made.output
 
 
 def test_a_changed_event_is_noticed(recording):

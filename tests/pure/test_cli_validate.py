@@ -519,7 +519,7 @@ def test_status_table(serve):
     ("status", "body", "line"),
     [
         (503, b"{}", "no status: HTTP 503"),
-        (200, b"<html>", "no status: Expecting value"),
+        (200, b"<html>", "no status: this is not coissue"),
         (200, b"[]", "no status: this is not coissue"),
         (200, b'{"tenants": [], "scheduler": {"error": "gone"}}', "scheduler: gone"),
     ],

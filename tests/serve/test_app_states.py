@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -38,6 +39,20 @@ def test_coissue_status_shows_the_reasons(up):
         assert "failed" in line
         for part in REASONS[name]:
             assert part in shown
+
+
+def test_what_a_handler_raises_is_in_the_logs_that_up_names(up):
+    reply = up.ask("POST", "/tenants/own", {"sizes": "none"})
+    assert reply.error == "handler own_handler:Sums failed in preprocess: TypeError"
+    folder = Path(poll("up names them", lambda: re.search(r" logs +(\S+)", up.log.read_text()))[1])
+
+    def written():
+        texts = [path.read_text(errors="replace") for path in folder.glob("worker-*.err")]
+        return [text for text in texts if "own_handler:Sums failed" in text]
+
+    (text,) = poll("a replica's log has it", written)
+    assert "Traceback" in text
+    assert "TypeError: '<' not supported" in text
 
 
 def test_serve_status_shows_the_reasons(up):

@@ -123,7 +123,7 @@ def test_measured_costs_name_signatures_by_their_beginnings(tmp_path):
     assert "space_time" in run(path, "--costs", tmp_path / "costs.json")
     path = write(tmp_path, SMALL + "groups: [{tenants: 3, signatures: [ab]}]\n")
     assert "2 signatures" in run(path, "--costs", tmp_path / "costs.json", code=1)
-    assert "measured cost table" in run(path, code=1)
+    assert "with --costs it needs `signatures`" in run(path, code=1)
     assert "not a cost table" in run(path, "--costs", path, code=1)
 
 

@@ -97,7 +97,7 @@ def test_what_is_no_recording_is_refused(lines):
 @pytest.mark.parametrize("event", [["Submited", 1], ["Woke"], ["Woke", 1, 2], ["Woke", "now"], 3])
 def test_an_event_that_is_none_is_refused_with_its_line(event):
     head = record(draw_scenario(1), 1)[0]
-    with pytest.raises(ReplayError, match="line 2: not a recording"):
+    with pytest.raises(ReplayError, match="line 2: not what `scheduler"):
         replay([head, json.dumps({"events": [event], "commands": []})])
 
 
