@@ -174,7 +174,12 @@ def _ending_with_ray(interrupted: threading.Event, console: Console) -> Iterator
                     logs = f"{_session_folder()}/logs"
                     console.print(f"Ray has ended, its {ended[0]} is gone: see {logs}")
                 console.show_cursor(True)
+                # Some of Ray's would look for it for a minute more.
+                left = [c for _, process in node.live_processes() for c in _children(process.pid)]
                 node.kill_all_processes(check_alive=False)
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                 sweep_run_dirs()
                 _end_haproxy(node_id)
                 os._exit(0 if interrupted.is_set() else 1)
@@ -184,6 +189,13 @@ def _ending_with_ray(interrupted: threading.Event, console: Console) -> Iterator
         yield
     finally:
         over.set()
+
+
+def _children(pid: int) -> list[int]:
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    with contextlib.suppress(OSError):
+        return [int(child) for path in lists for child in path.read_text().split()]
+    return []
 
 
 def _end_haproxy(node: str) -> None:
