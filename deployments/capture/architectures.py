@@ -115,7 +115,8 @@ def build(name: str, checkpoint: str, kwargs: dict[str, Any]) -> Built:
     try:
         tensors = load_file(checkpoint)
     except Exception as error:
-        raise CaptureError(f"model.checkpoint: {checkpoint!r}: {error}") from error
+        said = f"not read as safetensors: {error}"
+        raise CaptureError(f"model.checkpoint: {checkpoint!r}: {said}") from error
     try:
         module, samples = ARCHITECTURES[name](**kwargs)
     except CaptureError:

@@ -179,7 +179,8 @@ def _load_program(path: str) -> Source:
     try:
         exported = torch.export.load(path)
     except Exception as error:
-        raise CaptureError(f"model.program: {path!r}: {type(error).__name__}: {error}") from error
+        said = f"not read as saved by torch.export.save: {type(error).__name__}: {error}"
+        raise CaptureError(f"model.program: {path!r}: {said}") from error
     if exported.example_inputs is None:
         raise CaptureError("model.program: saved without example inputs")
     leaves, spec = pytree.tree_flatten(exported.example_inputs)
