@@ -17,7 +17,8 @@ from rich.progress import track
 
 from coissue.deployments.capture.artifact import Artifact
 from coissue.deployments.captures import Captures
-from coissue.deployments.settings import AppSettings, TenantSettings
+from coissue.deployments.config_file import load_app_config
+from coissue.deployments.settings import IMPORTED, CaptureSettings, TenantSettings
 from coissue.kernels.cpu.build import (
     BUFFER_BYTES,
     Unsuited,
@@ -39,6 +40,7 @@ from coissue.kernels.stitch.runs import Run, find_runs
 from coissue.kernels.stitch.search import plan
 from coissue.kernels.stitch.tune import Settings
 
+CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")
 CUDA_THREADS: Final = 256
 SETTINGS: Final = {
     "cpu": Settings(BUFFER_BYTES, 1, cpu()),
@@ -59,12 +61,20 @@ class Explained:
     unsuited: str
 
 
-def find_tenant(settings: AppSettings, name: str) -> TenantSettings:
-    """Raises `ValueError` for a name that there is not."""
+def find_model(model: str, name: str | None) -> tuple[TenantSettings, CaptureSettings]:
+    """The tenant `name` of a config, or what stands for the model of a factory or saved program.
+    Raises `ConfigError`, and `ValueError` for what there is not."""
+    if name is None and not model.endswith(CONFIG_SUFFIXES):
+        source = "factory" if IMPORTED.fullmatch(model) else "program"
+        made = {"name": "model", "model": {source: model}, "slo": ""}
+        return TenantSettings.model_validate(made), CaptureSettings()
+    _, settings = load_app_config(Path(model))
     found = {tenant.name: tenant for tenant in settings.tenants}
+    if name is None and len(found) == 1:
+        (name,) = found
     if name not in found:
-        raise ValueError(f"TENANT: {name!r}, allowed: {', '.join(found)}")
-    return found[name]
+        raise ValueError(f"TENANT: {name or ''!r}, allowed: {', '.join(found)}")
+    return found[name], settings.capture
 
 
 @contextmanager
@@ -79,11 +89,11 @@ def _showing(text: str) -> Iterator[None]:
             os.dup2(kept.fileno(), 2)
 
 
-def capture(tenant: TenantSettings, settings: AppSettings) -> Lowered:
+def capture(tenant: TenantSettings, settings: CaptureSettings) -> Lowered:
     """The tenant's program, captured in a process of its own. Raises `TenantFailed`."""
 
     async def work(folder: Path) -> Artifact:
-        captures = Captures(folder, settings.capture)
+        captures = Captures(folder, settings)
         try:
             return Artifact.load(Path(await captures.capture(tenant, 1)))
         finally:

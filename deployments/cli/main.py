@@ -154,26 +154,31 @@ def status(url: Url = "http://127.0.0.1:8000") -> None:
 
 @app.command()
 def explain(
-    file: ConfigFile,
-    tenant: Annotated[str, typer.Argument(help="One of the config's tenants.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="pkg.mod:callable, what torch.export saved, or a config.", metavar="MODEL"
+        ),
+    ],
+    tenant: Annotated[str | None, typer.Argument(help="Of the config, if it has several.")] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Whose kernels.")] = "cpu",
     source: Annotated[bool, typer.Option(help="Print what is generated, too.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Where the graphs are drawn.")] = None,
 ) -> None:
-    """Show what the stitching compiler makes of a tenant's memory-bound ops, and why not more."""
-    _, settings = load(file)
+    """Show what the stitching compiler makes of a model's memory-bound ops, and why not more."""
     from coissue.deployments.captures import TenantFailed
     from coissue.deployments.cli import explain as explaining
 
     progress = Console(stderr=True)
     try:
-        found = explaining.find_tenant(settings, tenant)
-        lowered = explaining.capture(found, settings)
+        lowered = explaining.capture(*explaining.find_model(model, tenant))
         runs = explaining.explain_runs(lowered, device, progress)
         if svg is not None:
             svg.write_text(explaining.render_picture(runs))
+    except ConfigError as error:
+        fail(str(error))
     except (ValueError, OSError, TenantFailed) as error:
-        fail(explain_error(error, file))
+        fail(explain_error(error, Path(model)))
     for line in explaining.describe(lowered, runs, device):
         typer.echo(line)
     for text in explaining.render_sources(runs, device) if source else ():

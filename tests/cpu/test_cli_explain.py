@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 import test_host
+import torch
 from typer.testing import CliRunner
 
 from coissue.deployments.cli.main import app
@@ -50,6 +51,25 @@ def test_the_runs_of_a_model_in_words_with_sources_and_a_picture(config, tmp_pat
     picture = ElementTree.parse(svg).getroot()
     boxes = [e for e in picture.iter() if e.tag.endswith("}rect")]
     assert len(boxes) > 10
+
+
+def test_a_factory_a_saved_program_and_the_only_tenant_of_a_config(config, tmp_path):
+    of_tenant = explain(config, "norms").stdout
+    run = explain("tiny_models:norms")
+    assert run.exit_code == 0
+    assert run.stdout.count("== kernel") == of_tenant.count("== kernel")
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Softmax(-1)).eval()
+    rows = {0: torch.export.Dim("rows", max=1024)}
+    program = torch.export.export(module, (torch.randn(3, 4),), dynamic_shapes=(rows,))
+    torch.export.save(program, tmp_path / "saved.pt2")
+    run = explain(tmp_path / "saved.pt2")
+    assert run.exit_code == 0
+    assert "ops of rows: softmax" in run.stdout
+    one = json.loads(config.read_text())
+    del one["applications"][0]["args"]["tenants"][1]
+    (tmp_path / "one.yaml").write_text(json.dumps(one))
+    assert explain(tmp_path / "one.yaml").stdout == of_tenant
+    assert "TENANT: '', allowed: norms, broken" in explain(config).output
 
 
 def test_the_other_device(config):
