@@ -81,7 +81,7 @@ def flatten(found: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
             else:
                 flat[prefix + key] = "; ".join(map(show, value))
         else:
-            flat[prefix + key] = show(value)
+            flat[f"{prefix}{key}"] = show(value)
     return flat
 
 
