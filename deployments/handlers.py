@@ -19,19 +19,20 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from typing import Any, Final, Literal, Protocol
 
+import msgspec
 import numpy as np
 from pydantic import Field, ValidationError
 
 from coissue.deployments.channel.checking import show
+from coissue.deployments.channel.frames import printable
 from coissue.deployments.http.errors import HttpError, malformed
 from coissue.deployments.settings import HandlerSettings, Settings, TenantSettings
 
 log = logging.getLogger("coissue.handlers")
 
 Arrays = Mapping[str, np.ndarray]
-#: What a tenant's code may raise: `sys.exit` in it must end neither the replica nor its tenants'
-#: requests without an answer.
-RAISED: Final = (Exception, SystemExit, KeyboardInterrupt)
+#: Of what a tenant's code says, so much is told.
+SAID_CHARS: Final = 2000
 #: Of one tenant: the one that is served, the one to come, and one to go back to.
 HANDLERS_KEPT: Final = 3
 
@@ -177,7 +178,7 @@ def naming(use: str, verb: str) -> Iterator[None]:
         yield
     except HttpError:
         raise
-    except (*RAISED, asyncio.CancelledError) as error:
+    except BaseException as error:  # also `sys.exit`: it must end neither replica nor request
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise  # the client is gone; else the handler's own task was cancelled
@@ -202,7 +203,8 @@ class Own:
             try:
                 arrays = await _settle(self._own.preprocess(payload))
             except (HttpError, ValueError) as error:
-                raise HttpError("handler_rejected", str(error)) from error
+                said = str(error)[:SAID_CHARS] or f"rejected by handler {self._use}"
+                raise HttpError("handler_rejected", printable(said)) from error
             if not isinstance(arrays, Mapping):
                 raise TypeError(f"preprocess returned {type(arrays).__name__}, not a dict")
         return arrays
@@ -254,7 +256,7 @@ def load_handler(settings: HandlerSettings) -> Handler:
         if settings.is_builtin:
             return Builtin(settings.use, settings.kwargs)
         return Own(settings.use, settings.kwargs)
-    except RAISED as error:
+    except BaseException as error:
         log.exception("handler=%s cannot be loaded", settings.use)
         why = str(error) or type(error).__name__
         return Broken(f"handler {settings.use} cannot be loaded: {why}")
@@ -286,6 +288,37 @@ class LoadedHandlers:
             while len(own) > HANDLERS_KEPT:
                 del own[next(iter(own))]
         return found
+
+
+# --- between a tenant's own deployment and the pool -----------------------------------------------
+
+
+class _Packed(msgspec.Struct, array_like=True):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+_PACKED: Final = msgspec.msgpack.Decoder(list[_Packed])
+
+
+def pack_arrays(arrays: Arrays) -> bytes:
+    """Raises `TypeError` for what is not numbers by name."""
+    packed = []
+    for name, value in arrays.items():
+        array = np.asarray(value)
+        if not isinstance(name, str) or array.dtype.kind not in "fiub":
+            raise TypeError(f"{name!r} is {type(value).__name__} of {array.dtype}, not numbers")
+        packed.append(_Packed(name, array.dtype.str, array.shape, array.tobytes()))
+    return msgspec.msgpack.encode(packed)
+
+
+def unpack_arrays(data: bytes) -> dict[str, np.ndarray]:
+    return {
+        one.name: np.frombuffer(one.data, one.dtype).reshape(one.shape)
+        for one in _PACKED.decode(data)
+    }
 
 
 def classify(logits: np.ndarray, labels: Sequence[str]) -> list[tuple[str, dict[str, float]]]:

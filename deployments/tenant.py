@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any
 
+import msgspec
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.deployment import Application
@@ -18,21 +19,31 @@ from ray.serve.handle import DeploymentHandle
 
 from coissue.deployments.channel.client import SchedulerClient
 from coissue.deployments.discovery import BLIND, as_deployment, find_endpoint
-from coissue.deployments.handlers import Arrays, Handler, LoadedHandlers, load_handler
+from coissue.deployments.handlers import (
+    Arrays,
+    Handler,
+    LoadedHandlers,
+    load_handler,
+    naming,
+    pack_arrays,
+    unpack_arrays,
+)
+from coissue.deployments.http import plain
 from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.http.errors import HttpError
 from coissue.deployments.http.intake import SPARE, IntakeLimits
 from coissue.deployments.settings import MIB, HandlerSettings
 
-#: (value, None) or (None, (reason, sentence)): exceptions do not survive the way between actors.
-Settled = tuple[Any, tuple[str, str] | None]
+#: (value, None) or (None, (reason, sentence)): what crosses from a tenant's code to the pool is
+#: bytes and strings made here, because reading an object of a tenant's own would run its code.
+Settled = tuple[bytes, tuple[str, str] | None]
 
 
-async def settle(work: Awaitable[Any]) -> Settled:
+async def settle(work: Awaitable[bytes]) -> Settled:
     try:
         return await work, None
     except HttpError as error:
-        return None, (error.reason, str(error))
+        return b"", (error.reason, str(error))
 
 
 @serve.deployment(ray_actor_options=BLIND, max_ongoing_requests=256)
@@ -49,11 +60,27 @@ class DedicatedTenant:
     def _find(self, settings: str) -> Handler:
         return self._loaded.find("", settings)
 
-    async def preprocess(self, settings: str, payload: Any) -> Settled:
-        return await settle(self._find(settings).preprocess(payload))
+    async def preprocess(self, settings: str, payload: bytes) -> Settled:
+        async def work() -> bytes:
+            arrays = await self._find(settings).preprocess(msgspec.json.decode(payload))
+            with naming(_use_of(settings), "preprocess"):
+                return pack_arrays(arrays)
 
-    async def postprocess(self, settings: str, outputs: Arrays, payload: Any) -> Settled:
-        return await settle(self._find(settings).postprocess(outputs, payload))
+        return await settle(work())
+
+    async def postprocess(self, settings: str, outputs: bytes, payload: bytes) -> Settled:
+        async def work() -> bytes:
+            given = unpack_arrays(outputs), msgspec.json.decode(payload)
+            made = await self._find(settings).postprocess(*given)
+            with naming(_use_of(settings), "postprocess"):
+                _, _, body = plain.format_payload(await plain.encode_arrays(made))
+                return body
+
+        return await settle(work())
+
+
+def _use_of(settings: str) -> str:
+    return HandlerSettings.model_validate_json(settings).use
 
 
 class RemoteHandler:
@@ -65,13 +92,14 @@ class RemoteHandler:
         self._settings = settings
 
     async def preprocess(self, payload: Any) -> Any:
-        return await self._call(self._handle.preprocess.remote(self._settings, payload))
+        sent = msgspec.json.encode(payload)
+        return unpack_arrays(await self._call(self._handle.preprocess.remote(self._settings, sent)))
 
     async def postprocess(self, outputs: Arrays, payload: Any) -> Any:
-        sent = self._settings, dict(outputs), payload
-        return await self._call(self._handle.postprocess.remote(*sent))
+        sent = pack_arrays(outputs), msgspec.json.encode(payload)
+        return msgspec.Raw(await self._call(self._handle.postprocess.remote(self._settings, *sent)))
 
-    async def _call(self, response: Awaitable[Settled]) -> Any:
+    async def _call(self, response: Awaitable[Settled]) -> bytes:
         try:
             value, error = await response
         except (RayError, RayServeException) as lost:

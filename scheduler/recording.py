@@ -133,7 +133,7 @@ def read_turns(lines: Iterable[str]) -> Iterator[tuple[str, CoreLimits, int] | T
             events = [_decode(item) for item in line["events"]]
             predicted, names = line.get("predicted", []), line.get("names", {})
             yield Turn(number, events, line["commands"], predicted, names)
-        except (PlainError, ValueError, KeyError, TypeError):
+        except (PlainError, ValueError, KeyError, TypeError, RecursionError):
             raise ReplayError(f"line {number}: not what `scheduler.record_to` writes") from None
 
 

@@ -214,6 +214,8 @@ def simulate(
             json_file.write_text(json.dumps(runs) + "\n")
         if plots is not None:
             simulation.write_plots(runs, plots)
+    except RecursionError:
+        fail(f"{file or costs}: nested too deeply")
     except (ValueError, OSError) as error:
         fail(explain_error(error))
     console.print(simulation.render_table(runs))

@@ -101,7 +101,8 @@ def _interruptible() -> Iterator[threading.Event]:
         interrupted.set()
 
     before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
         yield interrupted
@@ -219,7 +220,9 @@ def _end_haproxy(node: str) -> None:
 def _check_reachable(address: str) -> None:
     """Ray itself tries for minutes, and cannot be interrupted."""
     host, port = _split_address(address)
-    if host and port.isascii() and port.isdigit():
+    if address != "auto":
+        if not host or not (port.isascii() and port.isdigit()):
+            raise UpError(f"--address: {address!r} must look like host:port, or be auto")
         try:
             socket.create_connection((host, int(port)), REACH_S).close()
         except (OSError, OverflowError) as error:

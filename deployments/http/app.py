@@ -12,6 +12,7 @@ import logging
 import math
 import re
 import time
+from asyncio import wait_for
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -99,6 +100,8 @@ class HttpApp:
         #: Answers of this replica by reason ("ok" or a key of `STATUS`), since its start.
         self.counts: Counter[str] = Counter()
         self.reports = Reports(client_source)
+        #: Requests in tenants' handlers, by tenant.
+        self._handled: Counter[str] = Counter()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -198,15 +201,31 @@ class HttpApp:
             return due.keep(plain.format_raw(await self._run(info, inputs, due, 0)))
         handler = self.settings.handler_of(info)
         if handler is not None:
-            payload = plain.parse_payload(given)
-            inputs = tensors.conform(info, await handler.preprocess(payload))
-            outputs = await self._run(info, inputs, due, 0)
-            made = await handler.postprocess(outputs, payload)
-            return due.keep(plain.format_payload(await plain.encode_arrays(made)))
+            return due.keep(await self._handle(info, handler, given, due))
         inputs = plain.parse_json(info, given)
         outputs = await self._run(info, inputs, due, 0)
         large = await tensors.encode_large(outputs)
         return due.keep(plain.format_json(outputs, large))
+
+    async def _handle(self, info: TenantInfo, handler: Handler, given: bytes, due: Due) -> Answer:
+        """A tenant's own code has the time and the number of requests that the tenant has."""
+        open_here = self._handled[info.name]
+        if open_here >= info.in_flight_limit:
+            said = f"{open_here} requests of tenant {info.name!r} are in its handler"
+            raise HttpError("tenant_quota", said)
+        self._handled[info.name] += 1
+        try:
+            payload = plain.parse_payload(given)
+            prepared = await wait_for(handler.preprocess(payload), due.left_ns() / 1e9)
+            outputs = await self._run(info, tensors.conform(info, prepared), due, 0)
+            made = await wait_for(handler.postprocess(outputs, payload), due.left_ns() / 1e9)
+            return plain.format_payload(await plain.encode_arrays(made))
+        except TimeoutError:
+            raise HttpError("expired", "the deadline passed in the tenant's handler") from None
+        finally:
+            self._handled[info.name] -= 1
+            if not self._handled[info.name]:
+                del self._handled[info.name]
 
     async def _run(
         self, info: TenantInfo, inputs: Mapping[str, np.ndarray], due: Due, priority: int

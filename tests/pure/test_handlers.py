@@ -8,7 +8,7 @@ import types
 
 import numpy as np
 import pytest
-from http_fakes import Server
+from http_fakes import Server, drive, tenant
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from coissue.deployments.handlers import (
@@ -19,6 +19,8 @@ from coissue.deployments.handlers import (
     check_handler,
     classify,
     load_handler,
+    pack_arrays,
+    unpack_arrays,
 )
 from coissue.deployments.http.errors import HttpError
 from coissue.deployments.settings import HandlerSettings, TenantSettings
@@ -167,6 +169,10 @@ def test_unknown_output():
 # --- a tenant's own class -----------------------------------------------------------------------
 
 
+class Stop(BaseException):
+    pass
+
+
 class Team:
     def __init__(self, factor=1):
         self.factor = factor
@@ -180,6 +186,12 @@ class Team:
             sys.exit(4)
         if payload == "cancelled":
             raise asyncio.CancelledError
+        if payload == "stop":
+            raise Stop
+        if payload == "surrogate":
+            raise ValueError("bad \ud800 text" + "x" * 10_000_000)
+        if payload == "empty":
+            raise ValueError
         if payload == "nonsense":
             return [1]
         return {"x": np.full((1, 4), self.factor, np.float32)}
@@ -219,7 +231,11 @@ def test_own_handler_faults(team, caplog):
     )
     assert "secret" in caplog.text
     assert server.post("/tenants/m", "nonsense").status == 500
-    for payload, name in (("leave", "SystemExit"), ("cancelled", "CancelledError")):
+    for payload, name in (
+        ("leave", "SystemExit"),
+        ("cancelled", "CancelledError"),
+        ("stop", "Stop"),
+    ):
         reply = server.post("/tenants/m", payload)
         assert (reply.status, reply.error) == (
             500,
@@ -234,22 +250,84 @@ def test_own_handler_faults(team, caplog):
     assert Server().post("/tenants/m", {"inputs": {"x": [[1, 2, 3, 4]]}}).status == 200
 
 
-def test_a_client_that_goes_while_the_handler_waits_is_no_fault_of_the_handler():
-    class Waits(Team):
-        async def preprocess(self, payload):
-            started.set()
-            await asyncio.Event().wait()
+def test_what_a_handler_says_is_one_printable_sentence(team):
+    server = Server(handlers={"m": own()})
+    reply = server.post("/tenants/m", "surrogate")
+    assert reply.status == 400
+    assert reply.error.startswith("bad \\ud800 textxxx")
+    assert len(reply.error) < 3000
+    assert server.post("/tenants/m", "empty").error == "rejected by handler team_code:Team"
+
+
+class Waits(Team):
+    """Until the test ends it."""
+
+    async def preprocess(self, payload):
+        self.started.set()
+        await asyncio.Event().wait()
+
+
+def waiting():
+    handler = Own.__new__(Own)
+    handler._use, handler._own = "t:Waits", Waits()
+    handler._own.started = asyncio.Event()
+    return handler
+
+
+def test_a_handler_that_waits_ends_with_the_deadline():
+    server = Server(handlers={"m": waiting()})
+    reply = server.post("/tenants/m", {}, {"x-slo-ms": "50"})
+    assert (reply.status, reply.error) == (504, "the deadline passed in the tenant's handler")
+    assert not server.app._handled
+
+
+def test_a_tenant_has_no_more_requests_in_its_handler_than_it_may_have_open():
+    handler = waiting()
+    server = Server(handlers={"m": handler})
+    server.client.directory["m"] = tenant(in_flight_limit=3, deadline_ns=10**12)
 
     async def scenario():
-        handler = Own.__new__(Own)
-        handler._use, handler._own = "t:Waits", Waits()
+        first = [
+            asyncio.ensure_future(drive(server.app, "POST", "/tenants/m", b"{}")) for _ in "abc"
+        ]
+        await handler._own.started.wait()
+        while server.app._handled["m"] < 3:
+            await asyncio.sleep(0)
+        refused = await drive(server.app, "POST", "/tenants/m", b"{}")
+        for one in first:
+            one.cancel()
+        await asyncio.gather(*first, return_exceptions=True)
+        return refused
+
+    reply = asyncio.run(scenario())
+    assert (reply.status, reply.error) == (429, "3 requests of tenant 'm' are in its handler")
+    assert not server.app._handled
+
+
+def test_only_numbers_and_json_leave_a_deployment_of_a_tenants_own():
+    class Odd:
+        def __reduce__(self):
+            return sys.exit, (7,)
+
+    sent = {"a": np.arange(6, dtype=">i2").reshape(2, 3), "b": [[1.5]], "c": np.zeros((0, 4))}
+    back = unpack_arrays(pack_arrays(sent))
+    for name, value in sent.items():
+        np.testing.assert_array_equal(back[name], value)
+    for odd in ({"x": Odd()}, {1: [1.0]}, {"x": ["text"]}, {"x": [None]}):
+        with pytest.raises(TypeError, match="not numbers"):
+            pack_arrays(odd)
+
+
+def test_a_client_that_goes_while_the_handler_waits_is_no_fault_of_the_handler():
+    handler = waiting()
+
+    async def scenario():
         task = asyncio.ensure_future(handler.preprocess({}))
-        await started.wait()
+        await handler._own.started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    started = asyncio.Event()
     asyncio.run(scenario())
 
 

@@ -7,6 +7,13 @@ import os
 import numpy as np
 
 
+class Odd:
+    """Whoever reads its pickle leaves."""
+
+    def __reduce__(self):
+        return os._exit, (7,)
+
+
 class Sums:
     """{"sizes": [n, ...]} -> rows of n; answers what the test wants to know of its replica."""
 
@@ -15,6 +22,10 @@ class Sums:
 
     async def preprocess(self, payload):
         sizes = payload["sizes"]
+        if sizes == "odd":
+            return {"input": Odd()}
+        if sizes == "many":
+            return {"input": np.ones((200_000, 8), np.float32)}
         if min(sizes) < 0:
             raise ValueError("sizes: only positive ones")
         return {"input": np.array(sizes, np.float32)[:, None].repeat(8, 1)}

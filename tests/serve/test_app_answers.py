@@ -129,6 +129,11 @@ def test_own_handler(up):
     np.testing.assert_allclose(reply.json["scaled"], want, rtol=1e-4, atol=1e-5)
     refused = up.ask("POST", "/tenants/own", {"sizes": [-1]})
     assert (refused.status, refused.error) == (400, "sizes: only positive ones")
+    pool = up.replica("Pool").pid
+    odd = up.ask("POST", "/tenants/own", {"sizes": "odd"})
+    assert odd.error == "handler own_handler:Sums failed in preprocess: TypeError"
+    assert up.ask("POST", "/tenants/own", {"sizes": "many"}).status == 413
+    assert up.replica("Pool").pid == pool
     # Without the handler by the other routes.
     array = np.ones((2, 8), np.float32)
     np.testing.assert_allclose(
