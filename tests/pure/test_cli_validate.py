@@ -580,7 +580,9 @@ def test_odd_ports_are_one_line(port):
     result = RUNNER.invoke(app, ["status", "--url", f"http://127.0.0.1:{port}"])
     assert result.exit_code == 1
     assert result.output.startswith(f"http://127.0.0.1:{port}: no status: Port ")
-    up._check_reachable(f"127.0.0.1:{port}" if port != "70000" else "")
+    said = "no Ray at" if port == "70000" else "--address: .* must look like host:port"
+    with pytest.raises(up.UpError, match=said):
+        up._check_reachable(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(

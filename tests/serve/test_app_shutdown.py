@@ -67,7 +67,8 @@ def test_ray_killed_under_it_is_one_line(cache, tmp_path):
         os.kill(up.find("gcs_server").pid, signal.SIGKILL)
         assert up.process.wait(WAIT_S) == 1
         poll("no process is left", lambda: not still_there(mine))
-        assert "Ray has ended" in up.log.read_text().splitlines()[-1]
+        # Ray's own library may have said something before or after.
+        assert [s for s in up.log.read_text().splitlines() if s.startswith("Ray has ended, its ")]
         assert "Traceback" not in up.log.read_text()
 
 
