@@ -114,13 +114,15 @@ class SchedulerHost:
         self._metrics_server: WSGIServer | None = None
 
     def _start_recorder(self) -> Recorder | None:
-        if self.settings.scheduler.record_to is None:
+        path = self.settings.scheduler.record_to
+        if path is None:
             return None
-        # By lines, so that a crash loses none. It is open as long as the host: `stop` closes it.
-        with naming("scheduler.record_to"):
-            self._recording = open(self.settings.scheduler.record_to, "w", buffering=1)  # noqa: SIM115
+        with _naming_key("scheduler.record_to"):
+            # By lines, so that a crash loses none.
+            file = open(path, "w", buffering=1)  # noqa: SIM115 - open as long as the host: see `stop`
+        self._recording = file
         return Recorder(
-            self._recording.write, self.costs, limits=self._core_limits(),
+            file.write, self.costs, limits=self._core_limits(),
             policy=self.settings.scheduler.policy, name=self.costs.name,
         )  # fmt: skip
 
@@ -350,7 +352,7 @@ def _find_fault(folder: Path) -> str:
 
 
 @contextmanager
-def naming(key: str) -> Iterator[None]:
+def _naming_key(key: str) -> Iterator[None]:
     """What goes wrong with a file has its key before it."""
     try:
         yield
@@ -366,7 +368,7 @@ class _Channel:
         endpoints = [Endpoint(path=str(Path(run_dir) / "gpu0.sock"))]
         scheduler = settings.scheduler
         if scheduler.tcp_port is not None and scheduler.secret_file is not None:
-            with naming("scheduler.secret_file"):
+            with _naming_key("scheduler.secret_file"):
                 secret = Path(scheduler.secret_file).read_text().strip()
             endpoints.append(Endpoint(host="0.0.0.0", port=scheduler.tcp_port, secret=secret))
         self._servers = [

@@ -8,6 +8,7 @@ tenant itself is attached by the platform's application.
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -79,6 +80,7 @@ class DedicatedTenant:
         return await settle(work())
 
 
+@lru_cache(64)
 def _use_of(settings: str) -> str:
     return HandlerSettings.model_validate_json(settings).use
 

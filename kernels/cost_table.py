@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -59,6 +59,8 @@ class _Entry:
     #: Mean of |measured - predicted| / measured, and of how many launches.
     error: float = 0.0
     launch_count: int = 0
+    #: All units of points, sorted.
+    places: list[int] = field(default_factory=list)
     #: Units of points -> launches near them since points were bent, and the sum of the logarithms
     #: of measured over predicted.
     near: dict[int, list[float]] = field(default_factory=dict)
@@ -106,6 +108,8 @@ class CostTable:
         entry = self._entries.setdefault(signature, _Entry())
         points = entry.joins if joins else entry.points
         points.setdefault(sets, {}).setdefault(segments, {})[units] = ns
+        if not joins and units not in entry.places:
+            insort(entry.places, units)
         self._kept.clear()
 
     def forget(self, signature: str) -> None:
@@ -171,7 +175,7 @@ class CostTable:
 
 def _note(entry: _Entry, units: int, error: float) -> None:
     """The error of a launch counts for the points on both sides of it, the nearer one more."""
-    places = sorted({p for of in entry.points.values() for by in of.values() for p in by})
+    places = entry.places
     after = min(bisect_left(places, units), len(places) - 1)
     low, high = places[max(after - 1, 0)], places[after]
     share = (min(max(units, low), high) - low) / (high - low) if high > low else 1.0
@@ -237,12 +241,8 @@ def _at(place: int, points: Mapping[int, float], slope: float | None = None) -> 
     if after < len(places):
         low, high = places[after - 1 : after + 1]
         return curve[after - 1] + (curve[after] - curve[after - 1]) * (place - low) / (high - low)
-    beyond = place - places[-1]
-    return (
-        curve[-1] + beyond * (_last_slope(points) if slope is None else slope)
-        if beyond
-        else curve[-1]
-    )
+    rise = _last_slope(points) if slope is None else slope
+    return curve[-1] + rise * (place - places[-1])
 
 
 def _last_slope(points: Mapping[int, float]) -> float:

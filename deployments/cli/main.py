@@ -7,7 +7,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -53,7 +53,7 @@ def load(path: Path) -> tuple[dict[str, Any], AppSettings]:
 
 def show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"coissue {version('coissue')}")
+        typer.echo(f"coissue {metadata.version('coissue')}")
         raise typer.Exit
 
 

@@ -12,7 +12,6 @@ import logging
 import math
 import re
 import time
-from asyncio import wait_for
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -201,13 +200,13 @@ class HttpApp:
             return due.keep(plain.format_raw(await self._run(info, inputs, due, 0)))
         handler = self.settings.handler_of(info)
         if handler is not None:
-            return due.keep(await self._handle(info, handler, given, due))
+            return due.keep(await self._through(handler, info, given, due))
         inputs = plain.parse_json(info, given)
         outputs = await self._run(info, inputs, due, 0)
         large = await tensors.encode_large(outputs)
         return due.keep(plain.format_json(outputs, large))
 
-    async def _handle(self, info: TenantInfo, handler: Handler, given: bytes, due: Due) -> Answer:
+    async def _through(self, handler: Handler, info: TenantInfo, given: bytes, due: Due) -> Answer:
         """A tenant's own code has the time and the number of requests that the tenant has."""
         open_here = self._handled[info.name]
         if open_here >= info.in_flight_limit:
@@ -216,9 +215,11 @@ class HttpApp:
         self._handled[info.name] += 1
         try:
             payload = plain.parse_payload(given)
-            prepared = await wait_for(handler.preprocess(payload), due.left_ns() / 1e9)
+            async with asyncio.timeout(due.left_ns() / 1e9):
+                prepared = await handler.preprocess(payload)
             outputs = await self._run(info, tensors.conform(info, prepared), due, 0)
-            made = await wait_for(handler.postprocess(outputs, payload), due.left_ns() / 1e9)
+            async with asyncio.timeout(due.left_ns() / 1e9):
+                made = await handler.postprocess(outputs, payload)
             return plain.format_payload(await plain.encode_arrays(made))
         except TimeoutError:
             raise HttpError("expired", "the deadline passed in the tenant's handler") from None

@@ -47,28 +47,26 @@ def test_terminated_before_the_tenants_are_ready(cache, tmp_path):
         assert "Traceback" not in up.log.read_text()
 
 
-def test_a_signal_to_all_processes_leaves_none(cache, tmp_path):
-    """As a service manager ends a unit: Ray gets it too, and nobody waits for Ray then."""
+@pytest.mark.parametrize(
+    ("title", "number", "status"),
+    [
+        # As a service manager ends a unit: Ray gets it too, and nobody waits for Ray then.
+        ("", signal.SIGTERM, 0),
+        ("gcs_server", signal.SIGKILL, 1),
+    ],
+)
+def test_it_ends_with_its_ray_and_leaves_no_process(cache, tmp_path, title, number, status):
     with Up(tmp_path, make_settings(cache, FEW)) as up:
         up.wait_settled()
         mine = up.processes()
-        for process in mine:
+        for process in (process for process in mine if title in process.title):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
-        assert up.process.wait(WAIT_S) == 0
-        poll("no process is left", lambda: not still_there(mine))
-        assert "Traceback" not in up.log.read_text()
-
-
-def test_ray_killed_under_it_is_one_line(cache, tmp_path):
-    with Up(tmp_path, make_settings(cache, FEW)) as up:
-        up.wait_settled()
-        mine = up.processes()
-        os.kill(up.find("gcs_server").pid, signal.SIGKILL)
-        assert up.process.wait(WAIT_S) == 1
+                os.kill(process.pid, number)
+        assert up.process.wait(WAIT_S) == status
         poll("no process is left", lambda: not still_there(mine))
         # Ray's own library may have said something before or after.
-        assert [s for s in up.log.read_text().splitlines() if s.startswith("Ray has ended, its ")]
+        said = [s for s in up.log.read_text().splitlines() if s.startswith("Ray has ended, its ")]
+        assert len(said) == status
         assert "Traceback" not in up.log.read_text()
 
 
