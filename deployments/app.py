@@ -53,13 +53,9 @@ def build(args: AppSettings) -> Application:
     settings = args.model_dump(mode="json")
     control = keep(as_deployment(Control).options(user_config=settings)).bind()
     dedicated = {
-        tenant.name: keep(
-            as_deployment(DedicatedTenant).options(
-                name=tenant.name, user_config=tenant.handler.model_dump(mode="json")
-            )
-        ).bind()
+        tenant.name: keep(as_deployment(DedicatedTenant).options(name=tenant.name)).bind()
         for tenant in args.tenants
-        if tenant.isolation == "dedicated" and tenant.handler
+        if tenant.isolation == "dedicated"
     }
     pool = as_deployment(Pool).options(
         name=POOL,

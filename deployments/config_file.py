@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Hashable
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from textwrap import indent
@@ -23,7 +24,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from coissue.deployments.discovery import CONTROL, POOL
 from coissue.deployments.handlers import check_handler
-from coissue.deployments.settings import AppSettings
+from coissue.deployments.settings import AppSettings, HandlerSettings, find_misfits
 
 IMPORT_PATH: Final = "coissue.deployments.app:build"
 #: In one file. A tenant has about fifty.
@@ -215,38 +216,52 @@ def _check(config: dict[str, Any]) -> AppSettings:
     try:
         serve = ServeConfig.model_validate(config)
     except ValidationError as error:
-        lines = [_explain(error, "", config), *_check_args(config)]
-        raise ConfigError("\n".join(lines)) from None
+        raise ConfigError(_join([*_explain(error, "", config), *_find_in_args(config)])) from None
     ours = [i for i, app in enumerate(serve.applications) if app.import_path == IMPORT_PATH]
     if len(ours) != 1:
         raise ConfigError(
             f"applications: {len(ours) or 'none'} with import_path {IMPORT_PATH}, one is needed"
         )
     _check_deployments(serve.applications[ours[0]], f"applications.{ours[0]}")
-    where = f"applications.{ours[0]}.args"
-    args = serve.applications[ours[0]].args
-    try:
-        settings = AppSettings.model_validate(args)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, where, args)) from None
-    checked = ((i, t.handler and check_handler(t.handler)) for i, t in enumerate(settings.tenants))
-    lines = [f"{where}.tenants.{index}.handler.{wrong}" for index, wrong in checked if wrong]
-    if lines:
+    settings, lines = _check_args(serve.applications[ours[0]].args, f"applications.{ours[0]}.args")
+    if settings is None or lines:
         raise ConfigError(_join(lines))
     return settings
 
 
-def _check_args(config: dict[str, Any]) -> list[str]:
+def _find_in_args(config: dict[str, Any]) -> list[str]:
     """What else is wrong, in a config that is wrong around our arguments."""
     applications = config.get("applications")
     for index, app in enumerate(applications if isinstance(applications, list) else ()):
         args = app.get("args") if isinstance(app, dict) else None
         if isinstance(args, dict) and app.get("import_path") == IMPORT_PATH:
-            try:
-                AppSettings.model_validate(args)
-            except ValidationError as error:
-                return [_explain(error, f"applications.{index}.args", args)]
+            return _check_args(args, f"applications.{index}.args")[1]
     return []
+
+
+def _check_args(args: dict[str, Any], where: str) -> tuple[AppSettings | None, list[str]]:
+    """The settings, if they are any, and all that is wrong: a line each, the key first."""
+    settings, lines = None, []
+    try:
+        settings = AppSettings.model_validate(args)
+    except ValidationError as error:
+        lines = _explain(error, where, args)
+    given, classes = args.get("tenants"), args.get("slo_classes")
+    items = given if isinstance(given, list | tuple) else ()
+    tenants = [one if isinstance(one, dict) else {} for one in items]
+    if isinstance(classes, dict):
+        named = [(_text(one.get("name")), _text(one.get("slo"))) for one in tenants]
+        known = [name for name in classes if isinstance(name, str)]
+        lines += [f"{where}.{line}" for line in find_misfits(named, known)]
+    for index, tenant in enumerate(tenants):
+        with suppress(ValidationError):  # it is among those above
+            wrong = check_handler(HandlerSettings.model_validate(tenant.get("handler")))
+            lines += [f"{where}.tenants.{index}.handler.{wrong}"] if wrong else []
+    return settings, list(dict.fromkeys(lines))
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _check_deployments(application: Any, where: str) -> None:
@@ -271,7 +286,7 @@ def _check_deployments(application: Any, where: str) -> None:
 _SENTENCES: Final = {"extra_forbidden": "unknown key", "missing": "missing"}
 
 
-def _explain(error: ValidationError, where: str, given: Any) -> str:
+def _explain(error: ValidationError, where: str, given: Any) -> list[str]:
     """A line for each key at fault in `given`: its path, what it may be and what it is."""
     #: Path -> its errors: each branch of a union has its own.
     found: dict[str, list[Any]] = {}
@@ -292,7 +307,7 @@ def _explain(error: ValidationError, where: str, given: Any) -> str:
         # A check of the whole application has a line for each path below it.
         glue = "." if kind == "value_error" and path == where else ": "
         lines += [f"{path}{glue}{line}" for line in said.splitlines()]
-    return _join(lines)
+    return lines
 
 
 def _join(lines: list[str]) -> str:

@@ -29,6 +29,7 @@ from coissue.deployments.discovery import BLIND, CONTROL, HEALTH_SECONDS
 from coissue.deployments.failures import Failures
 from coissue.deployments.run_dir import LOCK, RunDir, sweep_run_dirs
 from coissue.deployments.settings import AppSettings, HealthSettings, TenantSettings
+from coissue.deployments.trials import Trials
 
 logger = logging.getLogger("coissue.control")
 RECONCILE_SECONDS: Final = 0.5
@@ -39,6 +40,8 @@ RETRY_SECONDS: Final = 5.0
 STOP_SECONDS: Final = 10
 #: For a scheduler that is there already to say so: Ray may just be starting it again.
 ADOPT_SECONDS: Final = 60
+#: What a tenant's job depends on: another one begins when they change.
+PREPARED: Final = ("model", "limits", "handler", "isolation")
 #: A version that the scheduler did not survive attaching so many times is failed.
 ATTACH_TRIES: Final = 2
 
@@ -50,7 +53,7 @@ class Wanted:
     settings: TenantSettings
     #: The version that is, or was last, attached: what a new scheduler gets first. 0: none yet.
     serving: int = 0
-    #: What that version was attached with; None: nothing yet.
+    #: What that version was attached with, and the handler that it has now; None: nothing yet.
     served: TenantSettings | None = None
     #: A captured version that is to take over; 0: none.
     fresh: int = 0
@@ -59,15 +62,15 @@ class Wanted:
     reason: str = ""
     #: The reason that the scheduler was told.
     told: str = ""
-    #: The capture of a version.
+    #: Captures a version and tries the handler.
     job: asyncio.Task[None] | None = None
     #: By version: attaches begun that did not end.
     tries: Counter[int] = field(default_factory=Counter)
 
     def settings_for(self, version: int) -> TenantSettings:
-        """Those of now; but a version that a later model is to replace keeps what it came with."""
+        """Those of now; but what serves keeps its model and handler until others can replace it."""
         old, now = self.served, self.settings
-        if version != self.serving or old is None or old.model == now.model:
+        if version != self.serving or old is None:
             return now
         return now.model_copy(update={"model": old.model, "handler": old.handler})
 
@@ -119,6 +122,8 @@ class Control:
         sweep_run_dirs()
         self._artifacts = Artifacts(self._run_dir.path)
         self._captures = Captures(self._run_dir.path, settings.capture)
+        app_name = serve.get_replica_context().app_name
+        self._trials = Trials(app_name, settings.capture.seconds)
         self._failures = Failures()
         self._settings = self._run_dir.read_settings() if folder else settings
         for tenant in self._settings.tenants:
@@ -185,37 +190,51 @@ class Control:
         """How the tenant gets from its `old` settings to what it is to be."""
         tenant, version = wanted.settings, wanted.serving
         is_other = is_lowered_anew(old, tenant)
-        is_same = (old.model, old.limits) == (tenant.model, tenant.limits)
+        is_same = all(getattr(old, key) == getattr(tenant, key) for key in PREPARED)
         if wanted.job is not None and is_same and not is_other:
             return
         wanted.drop_job()
         wanted.fresh, wanted.tries = 0, Counter()
         wanted.state, wanted.reason = "ready" if version else "loading", ""
-        artifacts = self._artifacts
+        artifacts, found = self._artifacts, 0
         if version and not is_other and artifacts.serves(tenant, version, is_current=is_current):
-            self._failures.hide(tenant.name)
-        elif not is_other and (found := artifacts.find(tenant)):
-            wanted.fresh = found
-        else:
-            wanted.job = asyncio.ensure_future(self._capture(wanted, tenant))
+            found = version
+        elif not is_other:
+            found = artifacts.find(tenant)
+        wanted.job = asyncio.ensure_future(self._prepare(wanted, tenant, found))
 
-    async def _capture(self, wanted: Wanted, tenant: TenantSettings) -> None:
-        version = self._artifacts.next(tenant.name)
+    async def _prepare(self, wanted: Wanted, tenant: TenantSettings, found: int) -> None:
+        """Until a version of the tenant may be attached. `found`: one is captured; 0: none is."""
+        version = found or self._artifacts.next(tenant.name)
         try:
-            await self._captures.capture(tenant, version)
-            wanted.fresh = version
-        except TenantFailed as error:
-            await self._fail(wanted, version, str(error))
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._trials.prove(tenant))
+                if not found:
+                    both.create_task(self._captures.capture(tenant, version))
+            self._prepared(wanted, tenant, version)
+        except* TenantFailed as failed:
+            await self._fail(wanted, version, str(failed.exceptions[0]))
         finally:
             if wanted.job is asyncio.current_task():
                 wanted.job = None
             if not any(other.job for other in self._wanted.values()):
                 self._captures.stop()
 
+    def _prepared(self, wanted: Wanted, tenant: TenantSettings, version: int) -> None:
+        if version != wanted.serving:
+            wanted.fresh = version
+            return
+        served = wanted.served or tenant
+        wanted.served = served.model_copy(update={"handler": tenant.handler})
+        self._untold |= served.handler != tenant.handler
+        wanted.state, wanted.reason = "ready", ""
+        self._failures.hide(tenant.name)
+
     async def _fail(self, wanted: Wanted, version: int, reason: str) -> None:
         name, reason = wanted.settings.name, printable(reason)
         if wanted.serving:
-            reason = f"version {version} failed, version {wanted.serving} serves: {reason}"
+            what = f"version {version}" if version != wanted.serving else "the changed handler"
+            reason = f"{what} failed, version {wanted.serving} serves: {reason}"
         wanted.state, wanted.reason = "failed", reason
         logger.error("tenant=%s failed reason=%s", name, reason)
         self._failures.show(name, reason)
@@ -274,7 +293,9 @@ class Control:
 
     async def _tell(self) -> list[str]:
         """The keys that this scheduler cannot take over."""
-        settings = self._settings.model_dump(mode="json")
+        tenants = tuple(wanted.settings_for(wanted.serving) for wanted in self._wanted.values())
+        told = self._settings.model_copy(update={"tenants": tenants})
+        settings = told.model_dump(mode="json")
         try:
             keys: list[str] = await self._scheduler.configure.remote(settings, self._note)
         except ray.exceptions.RayError:

@@ -8,6 +8,7 @@ sizes in MiB are for people; the `*_ns` and `*_bytes` properties are for the cod
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -254,17 +255,25 @@ class AppSettings(Settings):
 
     @model_validator(mode="after")
     def _names_fit(self) -> AppSettings:
-        seen: set[str] = set()
-        wrong = []
-        for index, tenant in enumerate(self.tenants):
-            if tenant.name in seen:
-                wrong.append(f"tenants.{index}.name: {tenant.name!r} is there twice")
-            seen.add(tenant.name)
-            if tenant.slo not in self.slo_classes:
-                wrong.append(
-                    f"tenants.{index}.slo: no class {tenant.slo!r} in slo_classes "
-                    f"(there are: {', '.join(sorted(self.slo_classes))})"
-                )
+        wrong = find_misfits([(t.name, t.slo) for t in self.tenants], self.slo_classes)
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
+
+
+def find_misfits(
+    tenants: Sequence[tuple[str | None, str | None]], classes: Collection[str]
+) -> list[str]:
+    """What is wrong between tenants, of which name and SLO class are given, with the key first."""
+    seen: set[str | None] = {None}
+    wrong = []
+    for index, (name, slo) in enumerate(tenants):
+        if name is not None and name in seen:
+            wrong.append(f"tenants.{index}.name: {name!r} is there twice")
+        seen.add(name)
+        if slo is not None and slo not in classes:
+            wrong.append(
+                f"tenants.{index}.slo: no class {slo!r} in slo_classes "
+                f"(there are: {', '.join(sorted(classes))})"
+            )
+    return wrong

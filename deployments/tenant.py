@@ -22,6 +22,7 @@ from coissue.deployments.channel.client import SchedulerClient
 from coissue.deployments.discovery import BLIND, as_deployment, find_endpoint
 from coissue.deployments.handlers import (
     Arrays,
+    Broken,
     Handler,
     LoadedHandlers,
     load_handler,
@@ -54,9 +55,11 @@ class DedicatedTenant:
     def __init__(self) -> None:
         self._loaded = LoadedHandlers()
 
-    def reconfigure(self, handler: dict[str, Any]) -> None:
-        """Load it before the version that it goes with is served."""
-        self._find(HandlerSettings.model_validate(handler).model_dump_json())
+    async def load(self, settings: str) -> str:
+        """Why it cannot be loaded; empty: it is. Here and not in the constructor, so that code
+        which ends the process does not fail the whole application."""
+        loaded = self._find(settings)
+        return loaded.message if isinstance(loaded, Broken) else ""
 
     def _find(self, settings: str) -> Handler:
         return self._loaded.find("", settings)

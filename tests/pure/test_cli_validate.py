@@ -263,7 +263,15 @@ def test_every_error_has_its_line(tmp_path):
     config["applications"][0]["args"]["tenants"][0] = {"slo": 3}
     lines = [f"{ARGS}.tenants.0.{end}" for end in ("name: missing", "model: missing")]
     slo = f"{ARGS}.tenants.0.slo: Input should be a valid string, not 3"
-    assert errors(config) == [*lines, slo]
+    config["applications"][0]["args"]["tenants"] += [
+        {"name": "b", "slo": "slow", "handler": {"use": "txt"}}, "e", {"name": ["u"], "slo": "fast"}
+    ]  # fmt: skip
+    more = errors(config)
+    assert {*lines, slo} < {*more}
+    assert f"{ARGS}.tenants.2.name: 'b' is there twice" in more
+    assert f"{ARGS}.tenants.2.slo: no class 'slow' in slo_classes (there are: fast)" in more
+    assert any(line.startswith(f"{ARGS}.tenants.2.handler.use: no handler 'txt'") for line in more)
+    config["applications"][0]["args"]["tenants"][2:] = []
     path = tmp_path / "serve.yaml"
     path.write_text(yaml.safe_dump(config))
     result = RUNNER.invoke(app, ["validate", str(path)])
@@ -272,7 +280,7 @@ def test_every_error_has_its_line(tmp_path):
 
 def test_at_most_twenty_errors_are_shown():
     config = copy.deepcopy(CONFIG)
-    config["applications"][0]["args"]["tenants"] = [{"slo": "x"}] * 12
+    config["applications"][0]["args"]["tenants"] = [{"slo": "fast"}] * 12
     lines = errors(config)
     assert len(lines) == 21
     assert lines[-1] == "and 4 more"

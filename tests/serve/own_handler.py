@@ -14,6 +14,13 @@ class Odd:
         return os._exit, (7,)
 
 
+class Leaves:
+    """Ends the process that constructs it."""
+
+    def __init__(self) -> None:
+        os._exit(3)
+
+
 class Sums:
     """{"sizes": [n, ...]} -> rows of n; answers what the test wants to know of its replica."""
 

@@ -40,11 +40,17 @@ BROKEN = {
     "unimportable": ("unimportable", {}),
     "unexportable": ("unexportable", {}),
     "oversized": ("slow", {"layers": 1, "width": 6144}),
+    "leaves": ("mlp", {"seed": 5}),
+    "homeless": ("mlp", {"seed": 6}),
+    "wordless": ("mlp", {"seed": 7}),
 }
 EXTRA = {
     "strict": {"nan": "reject"},
     "slow": {"slo": "batch"},
     "wide": {"slo": "batch"},
+    "leaves": {"isolation": "dedicated", "handler": {"use": "own_handler:Leaves"}},
+    "homeless": {"isolation": "dedicated", "handler": {"use": "no_such_module:Handler"}},
+    "wordless": {"handler": {"use": "text", "kwargs": {"tokenizer": "/none"}}},
     "own": {
         "isolation": "dedicated",
         "handler": {"use": "own_handler:Sums", "kwargs": {"factor": 2.0}},

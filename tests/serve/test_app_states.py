@@ -17,6 +17,9 @@ REASONS = {
     "unimportable": ["ImportError", "the tenant's dependency is missing"],
     "unexportable": ["svd"],
     "oversized": ["bytes"],
+    "leaves": ["own_handler:Leaves cannot be loaded", "its process ended 2 times"],
+    "homeless": ["no_such_module:Handler cannot be loaded", "No module named 'no_such_module'"],
+    "wordless": ["handler text cannot be loaded", "no tokenizer file '/none'"],
 }
 
 
@@ -44,7 +47,8 @@ def test_coissue_status_shows_the_reasons(up):
 def test_what_a_handler_raises_is_in_the_logs_that_up_names(up):
     reply = up.ask("POST", "/tenants/own", {"sizes": "none"})
     assert reply.error == "handler own_handler:Sums failed in preprocess: TypeError"
-    folder = Path(poll("up names them", lambda: re.search(r" logs +(\S+)", up.log.read_text()))[1])
+    named = poll("up names them", lambda: re.search(r"\n +logs +(\S+)", up.log.read_text()))
+    folder = Path(named[1])
 
     def written():
         texts = [path.read_text(errors="replace") for path in folder.glob("worker-*.err")]

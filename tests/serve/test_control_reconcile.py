@@ -100,6 +100,15 @@ class Captures:
         pass
 
 
+class Trials:
+    """Handlers of tenants' own `bad` classes cannot be loaded."""
+
+    async def prove(self, tenant):
+        await asyncio.sleep(0)
+        if tenant.handler and "bad" in tenant.handler.use:
+            raise TenantFailed("no such class")
+
+
 def leave(folder, tenant, version, inputs=None):
     made = folder / f"{tenant.name}-{version}"
     made.mkdir(exist_ok=True)
@@ -141,7 +150,7 @@ def make(tmp_path, scheduler):
         made._run_dir, made._settings = RunDir(), settings
         made._captures = Captures(made._run_dir.path)
         made._artifacts = Artifacts(made._run_dir.path)
-        made._failures = Failures()
+        made._failures, made._trials = Failures(), Trials()
         for one in settings.tenants:
             made._wanted[one.name] = control.Wanted(one, serving=(attached or {}).get(one.name, 0))
         folders.append(made._run_dir)
@@ -253,6 +262,58 @@ def test_a_failed_version_leaves_the_old_one_also_over_a_crash(make, scheduler):
         assert (await reconcile(made))["a"] == ("ready", "")
         assert scheduler.told["a"][1] == ""
         assert not made._failures.shown
+
+    asyncio.run(main())
+
+
+def with_handler(name, **fields):
+    return tenant("a", isolation="dedicated", handler={"use": f"team:{name}"}, **fields)
+
+
+def handler_told(scheduler):
+    return scheduler.settings["tenants"][0]["handler"]["use"]
+
+
+def test_a_handler_that_cannot_be_loaded_fails_its_tenant(make, scheduler):
+    async def main():
+        settings = app(with_handler("bad"), tenant("b"))
+        made = await make(settings)
+        made._change(settings, is_new=True)
+        assert await reconcile(made) == {"a": ("failed", "no such class"), "b": ("ready", "")}
+        assert scheduler.served == {"b": 1}
+        assert made._failures.shown == {"a": "no such class"}
+        made._change(app(with_handler("good"), tenant("b")))
+        assert (await reconcile(made))["a"] == ("ready", "")
+        assert "a" in scheduler.served
+        assert not made._failures.shown
+
+    asyncio.run(main())
+
+
+def test_a_changed_handler_replaces_the_old_one_once_it_is_loaded(make, scheduler):
+    async def main():
+        made = await make(app(with_handler("one")))
+        made._change(app(with_handler("one")), is_new=True)
+        await reconcile(made)
+        made._change(app(with_handler("bad", share=2.0)))
+        said = "the changed handler failed, version 1 serves: no such class"
+        assert (await reconcile(made))["a"] == ("failed", said)
+        assert scheduler.told["a"] == ("failed", said)
+        assert handler_told(scheduler) == "team:one"
+        assert scheduler.settings["tenants"][0]["share"] == 2.0
+        scheduler.epoch, scheduler.served, scheduler.told = 5, {}, {}
+        await reconcile(made)  # also what a new scheduler gets
+        assert handler_told(scheduler) == "team:one"
+        made._change(app(with_handler("two")))
+        await made._reconcile()
+        assert handler_told(scheduler) == "team:one"  # until it is tried
+        assert (await reconcile(made))["a"] == ("ready", "")
+        assert handler_told(scheduler) == "team:two"
+        made._change(app(with_handler("bad", kwargs={"n": 2})))  # a model with it
+        assert (await reconcile(made))["a"][0] == "failed"
+        assert handler_told(scheduler) == "team:two"
+        assert scheduler.served == {"a": 1}
+        assert [job for job in made._captures.jobs if job[1] == 1] == [("a", 1)]
 
     asyncio.run(main())
 

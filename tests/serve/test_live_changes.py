@@ -123,6 +123,26 @@ def test_everything_changes_at_once_and_no_request_fails(live, say):
     assert live.tenant("gone") == {}
 
 
+def answer_of(live, sums):
+    reply = live.ask("POST", "/tenants/own", sums)
+    return reply.status == 200 and reply.json
+
+
+def test_a_handler_that_ends_its_process_leaves_the_old_one(live):
+    sums = json.dumps({"sizes": [1, 2]})
+    before = live.ask("POST", "/tenants/own", sums).json
+    settings, first = changed(live), changed(live)
+    tenant_of(settings, "own")["handler"] = {"use": "own_handler:Leaves"}
+    live.deploy(settings)
+    poll("status says why", lambda: "its process ended" in live.tenant("own").get("reason", ""))
+    assert "the changed handler failed, version 1 serves" in live.tenant("own")["reason"]
+    after = poll("its process is back", lambda: answer_of(live, sums))
+    assert after["scaled"] == before["scaled"]
+    assert after["pid"] != before["pid"]
+    live.deploy(first)
+    poll("status is fine again", lambda: not live.tenant("own")["reason"])
+
+
 def test_a_broken_model_leaves_the_old_version_and_going_back_is_quick(live, say):
     body, good = expect({"seed": 31})
     with Traffic(live, {"same": raw(seed=10), "model": (body, RAW)}) as traffic:

@@ -1,0 +1,56 @@
+"""Whether a tenant's handler can be loaded, asked before anything is served with it.
+
+The deployments of tenants' own code come up empty and load it when they are asked to. So code that
+cannot be loaded, even code that ends its process, fails that tenant and not the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, final
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from coissue.deployments.captures import TenantFailed
+from coissue.deployments.handlers import Broken, load_handler
+from coissue.deployments.settings import HandlerSettings, TenantSettings
+
+#: A process may also end for other reasons than what it loads.
+TRIES: Final = 2
+
+
+@final
+class Trials:
+    """Loads built-in handlers of the pool here, and others in their deployments."""
+
+    def __init__(self, app_name: str, seconds: float) -> None:
+        self._app_name = app_name
+        self._seconds = seconds
+
+    async def prove(self, tenant: TenantSettings) -> None:
+        """Raises `TenantFailed` with the sentence that says why it cannot be loaded."""
+        handler = tenant.handler
+        if handler is None:
+            return
+        if tenant.isolation == "shared":
+            loaded = await asyncio.to_thread(load_handler, handler)
+            wrong = loaded.message if isinstance(loaded, Broken) else ""
+        else:
+            wrong = await self._ask(tenant.name, handler)
+        if wrong:
+            raise TenantFailed(wrong)
+
+    async def _ask(self, name: str, handler: HandlerSettings) -> str:
+        handle: DeploymentHandle[Any] = DeploymentHandle(name, self._app_name)
+        said = f"handler {handler.use} cannot be loaded:"
+        for _ in range(TRIES):
+            try:
+                async with asyncio.timeout(self._seconds):
+                    return str(await handle.load.remote(handler.model_dump_json()))
+            except TimeoutError:
+                return f"{said} it took longer than {self._seconds:g} s"
+            except (RayError, RayServeException):
+                pass  # its process ended; Serve starts another
+        return f"{said} its process ended {TRIES} times meanwhile"
