@@ -14,6 +14,7 @@ import re
 import shutil
 import signal
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -69,13 +70,23 @@ class Artifacts:
             and (not is_current or ("inputs" in meta and are_unchanged(meta["inputs"])))
         )
 
-    def find(self, tenant: TenantSettings) -> int:
-        """The newest version that may be attached as it is; 0: there is none."""
+    def find(self, tenant: TenantSettings, serving: int, *, is_current: bool) -> int:
+        """What may be attached as it is: the version `serving`, else the newest; 0: there is none.
+
+        `is_current`: the files that `serving` came from must be as they were."""
+        if serving and self.serves(tenant, serving, is_current=is_current):
+            return serving
         found = (v for v in self.versions(tenant.name) if self.serves(tenant, v, is_current=True))
         return next(found, 0)
 
     def next(self, name: str) -> int:
         return max(self.versions(name), default=0) + 1
+
+    def drop_others(self, names: Collection[str]) -> None:
+        """Remove what was captured for tenants that are not among these."""
+        found = {entry.name.rpartition("-")[0] for entry in self._folder.iterdir()}
+        for name in found.difference(names, [""]):
+            self.prune(name, set())
 
     def prune(self, name: str, keep: set[int]) -> None:
         """Remove the oldest of a tenant's versions but those to `keep`, which are in use."""

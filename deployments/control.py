@@ -74,6 +74,13 @@ class Wanted:
             return now
         return now.model_copy(update={"model": old.model, "handler": old.handler})
 
+    def take_handler(self, tenant: TenantSettings) -> bool:
+        """The served version goes with the handler of `tenant` now. True: with another one."""
+        old = self.served or tenant
+        self.served = old.model_copy(update={"handler": tenant.handler})
+        self.state, self.reason = "ready", ""
+        return old.handler != tenant.handler
+
     def drop_job(self) -> None:
         if self.job is not None:
             self.job.cancel()
@@ -196,11 +203,7 @@ class Control:
         wanted.drop_job()
         wanted.fresh, wanted.tries = 0, Counter()
         wanted.state, wanted.reason = "ready" if version else "loading", ""
-        artifacts, found = self._artifacts, 0
-        if version and not is_other and artifacts.serves(tenant, version, is_current=is_current):
-            found = version
-        elif not is_other:
-            found = artifacts.find(tenant)
+        found = 0 if is_other else self._artifacts.find(tenant, version, is_current=is_current)
         wanted.job = asyncio.ensure_future(self._prepare(wanted, tenant, found))
 
     async def _prepare(self, wanted: Wanted, tenant: TenantSettings, found: int) -> None:
@@ -211,7 +214,11 @@ class Control:
                 both.create_task(self._trials.prove(tenant))
                 if not found:
                     both.create_task(self._captures.capture(tenant, version))
-            self._prepared(wanted, tenant, version)
+            if version == wanted.serving:
+                self._untold |= wanted.take_handler(tenant)
+                self._failures.hide(tenant.name)
+            else:
+                wanted.fresh = version
         except* TenantFailed as failed:
             await self._fail(wanted, version, str(failed.exceptions[0]))
         finally:
@@ -219,16 +226,6 @@ class Control:
                 wanted.job = None
             if not any(other.job for other in self._wanted.values()):
                 self._captures.stop()
-
-    def _prepared(self, wanted: Wanted, tenant: TenantSettings, version: int) -> None:
-        if version != wanted.serving:
-            wanted.fresh = version
-            return
-        served = wanted.served or tenant
-        wanted.served = served.model_copy(update={"handler": tenant.handler})
-        self._untold |= served.handler != tenant.handler
-        wanted.state, wanted.reason = "ready", ""
-        self._failures.hide(tenant.name)
 
     async def _fail(self, wanted: Wanted, version: int, reason: str) -> None:
         name, reason = wanted.settings.name, printable(reason)
@@ -304,9 +301,7 @@ class Control:
         for wanted in list(self._wanted.values()):
             if wanted.reason != wanted.told:
                 await self._announce(wanted)
-        names = {entry.name.rpartition("-")[0] for entry in self._held_dir.path.iterdir()}
-        for name in names - self._wanted.keys() - {""}:
-            self._artifacts.prune(name, set())
+        self._artifacts.drop_others(self._wanted.keys())
         return keys
 
     async def _attach(self, wanted: Wanted, version: int) -> None:
@@ -361,9 +356,7 @@ class Control:
                 why = await self._watch.ping(self._scheduler, health)
                 if why and self._scheduler is not None:
                     logger.error("scheduler killed: %s", why)
-                    await asyncio.get_running_loop().run_in_executor(
-                        None, kill_scheduler, self._scheduler, True
-                    )
+                    await asyncio.to_thread(kill_scheduler, self._scheduler, True)
 
     async def _end_scheduler(self, *, orderly: bool) -> bool:
         """False: it belongs to another control replica now."""
@@ -378,8 +371,7 @@ class Control:
                 stop = scheduler.stop.remote(self._owner, True)
                 if not await asyncio.wait_for(stop, STOP_SECONDS):
                     return False
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, kill_scheduler, scheduler, False)
+        await asyncio.to_thread(kill_scheduler, scheduler, False)
         until = time.monotonic() + STOP_SECONDS
         while find_scheduler() is not None and time.monotonic() < until:
             await asyncio.sleep(0.05)

@@ -153,7 +153,7 @@ class DeviceExecutor:
     def complete(self, complete: Complete) -> None:
         running = self._running[complete.request]
         if complete.outcome is Outcome.COMPLETED:
-            running.reply(self._read(running))
+            running.reply(self._read(complete.request, running))
         else:
             if complete.message == BAD_INDEX:
                 self.malformed.add(complete.request)
@@ -161,7 +161,7 @@ class DeviceExecutor:
         if complete.outcome is Outcome.REJECTED:  # no `free` follows unless it had been admitted
             del self._running[complete.request]
 
-    def _read(self, running: Running) -> Answer:
+    def _read(self, request: RequestId, running: Running) -> Answer:
         if running.buffers is None:  # without kernels: the outputs are the inputs
             self._enter([running], running.submitted_ns)
         return Answer(
@@ -171,6 +171,7 @@ class DeviceExecutor:
             queue_ns=max(0, running.first_launch_ns - running.submitted_ns),
             device_ns=running.device_ns,
             launches=running.launches,
+            request=request,
         )
 
     def put_out(self, tenant: str, message: str) -> None:

@@ -17,6 +17,8 @@ class InferResult(msgspec.Struct, frozen=True):
     queue_ns: int
     device_ns: int
     launches: int
+    #: Its number in the scheduler, which the timeline and recordings have too.
+    request: int
 
 
 class SubmitRequest(msgspec.Struct, frozen=True):
@@ -42,6 +44,7 @@ class Answer(msgspec.Struct, frozen=True):
     queue_ns: int = 0
     device_ns: int = 0
     launches: int = 0
+    request: int = 0
     reason: str = ""
     message: str = ""
     retry_after_ns: int = 0

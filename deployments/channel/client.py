@@ -204,7 +204,8 @@ class _Connection(Link):
             port.name: array.copy() if ref.offset >= 0 else array
             for port, array, ref in zip(entry.info.outputs, arrays, message.outputs, strict=True)
         }
-        return InferResult(outputs, message.queue_ns, message.device_ns, message.launches)
+        times = message.queue_ns, message.device_ns, message.launches
+        return InferResult(outputs, *times, message.request)
 
 
 class SchedulerClient:

@@ -251,6 +251,8 @@ class Result(Message, frozen=True, tag=8):
     queue_ns: int = 0
     device_ns: int = 0
     launches: int = 0
+    #: Its number in the scheduler.
+    request: int = 0
 
 
 class Failure(Message, frozen=True, tag=9):

@@ -256,8 +256,8 @@ class Session(Link):
         except InferError as error:
             self._fail(number, error)
             return
-        result = frames.Result(number, refs, answer.queue_ns, answer.device_ns, answer.launches)
-        self.send(result, inline)
+        times = answer.queue_ns, answer.device_ns, answer.launches
+        self.send(frames.Result(number, refs, *times, answer.request), inline)
 
     def _place(
         self, entry: _Pending, outputs: Sequence[np.ndarray]

@@ -237,6 +237,9 @@ class HttpApp:
             )
         except InferError as error:
             raise _as_http(error) from None
+        due.timing = b"queue;dur=%.3f, device;dur=%.3f, launches;desc=%d, request;desc=%d" % (
+            result.queue_ns / 1e6, result.device_ns / 1e6, result.launches, result.request
+        )  # fmt: skip
         return result.outputs
 
     # --- who is there --------------------------------------------------------------------------

@@ -49,6 +49,8 @@ class Due:
         self.budget_ns = budget_ns
         #: As `time.monotonic_ns` counts.
         self.arrived_ns = arrived_ns
+        #: Where the time went, as the value of a `Server-Timing` header; empty: not known.
+        self.timing = b""
 
     def left_ns(self) -> int:
         """Never 0: raises once the deadline has passed."""
@@ -60,6 +62,8 @@ class Due:
     def keep(self, answer: Answer) -> Answer:
         """The answer, if it is in time."""
         self.left_ns()
+        if self.timing:
+            answer[1].append((b"server-timing", self.timing))
         return answer
 
 

@@ -480,17 +480,19 @@ def test_timeline_is_a_trace_with_all_launches(host):
     async def work():
         client = await connect(host)
         inputs = {"input": np.ones((2, 32), np.float32)}
-        await asyncio.gather(*(client.infer("head-b", inputs) for _ in range(10)))
+        answers = await asyncio.gather(*(client.infer("head-b", inputs) for _ in range(10)))
         trace = json.loads(await client.ask("timeline"))
         await client.close()
-        return trace["traceEvents"]
+        return trace["traceEvents"], {answer.request for answer in answers}
 
-    events = run(work())
+    events, numbers = run(work())
     launches = [event for event in events if event["ph"] == "X"]
     assert sum(event["args"]["tenants"].get("head-b", 0) for event in launches) >= 10
     opened = [event["id"] for event in events if event["ph"] == "b"]
     closed = [event["id"] for event in events if event["ph"] == "e"]
     assert sorted(opened) == sorted(closed)
+    assert len(numbers) == 10
+    assert numbers <= set(opened)
     assert all(event["dur"] >= 0 for event in launches)
 
 

@@ -52,7 +52,7 @@ class Repeats:
     async def infer(self, name, inputs, budget_ns=None, priority=0, *, version=None):
         check_inputs(self.directory[name], inputs)
         self.calls.append((name, budget_ns, priority))
-        return InferResult({"y": inputs["x"]}, 0, 0, 1)
+        return InferResult({"y": inputs["x"]}, 0, 0, 1, 1)
 
     def report(self, refused):
         return True

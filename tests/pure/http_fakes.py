@@ -84,7 +84,7 @@ class FakeClient:
             )
             for port in info.outputs
         }
-        return InferResult(outputs, 0, 0, 1)
+        return InferResult(outputs, 1_500_000, 250_000, 3, 17)
 
     def report(self, report):
         self.reported += [report] if self.is_connected else []

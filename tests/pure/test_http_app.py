@@ -221,6 +221,16 @@ def test_plain_raw(server):
     assert reply.headers["x-shape"] == "2,4"
 
 
+def test_answers_tell_where_the_time_went_and_their_number(server):
+    timing = "queue;dur=1.500, device;dur=0.250, launches;desc=3, request;desc=17"
+    for reply in (
+        server.post(INFER, GOOD),
+        server.post("/tenants/m", {"inputs": {"x": [[1, 2, 3, 4]]}}),
+        server.post("/tenants/m", FOUR, RAW),
+    ):
+        assert reply.headers["server-timing"] == timing
+
+
 def test_plain_raw_needs_one_input_and_whole_rows(server):
     assert "whole number of rows" in server.post("/tenants/m", FOUR[:-1], RAW).error
     assert "one input" in server.post("/tenants/two", FOUR, RAW).error
