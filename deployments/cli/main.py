@@ -202,7 +202,13 @@ def simulate(
     json_file: Annotated[Path | None, typer.Option("--json", help="All figures.")] = None,
     plots: Annotated[Path | None, typer.Option(help="A folder for SVG plots.")] = None,
 ) -> None:
-    """Run a mix of tenants on simulated devices, with the product's own scheduler."""
+    """Run a mix of tenants on simulated devices, with the product's own scheduler.
+
+    The table has a row per policy and load (1: as much as perfect packing
+    could do). asked: requests; in time: of all asked; worst: the same, of the
+    tenant with the least; good/s: in time, a second; p50, p99: of completed
+    ones; busy: of the devices' time; members: requests per launch.
+    """
     from coissue.deployments.cli import simulate as simulation
 
     try:

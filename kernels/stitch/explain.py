@@ -36,8 +36,8 @@ def render_text(plan: StitchPlan, settings: Settings) -> str:
     apart = sum(bytes_moved(graph, _outside(graph, index), (index,)) for index in work)
     joined = sum(bytes_moved(graph, kernel.inputs, kernel.outputs) for kernel in plan.kernels)
     lines = [
-        f"{len(work)} launches unfused, {len(plan.kernels)} stitched; "
-        f"{apart} bytes per unit unfused, {joined} stitched"
+        f"launches: {len(work)} unfused, {len(plan.kernels)} stitched; "
+        f"bytes per unit: {apart} unfused, {joined} stitched"
     ]
     for number, kernel in enumerate(plan.kernels):
         lines += ["", *_kernel_lines(graph, number, kernel)]

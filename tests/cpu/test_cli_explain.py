@@ -45,7 +45,7 @@ def test_the_runs_of_a_model_in_words_with_sources_and_a_picture(config, tmp_pat
     assert "ops of rows: layer_norm\n" in after
     assert head.strip().endswith("6 memory-bound ops, 3 stitched")
     assert "ops of rows: gelu, mul, add\n" in inside
-    assert "launches unfused, 1 stitched" in before
+    assert "unfused, 1 stitched" in before
     assert "shared: " in before
     assert run.stdout.count('extern "C"') == 3
     picture = ElementTree.parse(svg).getroot()
