@@ -9,10 +9,13 @@ not coalesce. "Ahead" is what has a higher priority, or the same and no later a 
 are told apart to `WIDTH_NS`, and all that came with more than `HORIZON_NS` to go are equal, and
 behind the others for good. Later requests that join launches take device time too, predictions err,
 and past saturation a little optimism ends in tiny groups and lost requests. So the predicted wait
-is taken times the tenant's *caution*, which rises by `CAUTION_UP` with each request that misses and
-was let in by a narrow margin, and falls by a hundredth of it with each other: few admitted requests
-miss under any overload, and goodput stays flat. A miss that far more caution would have let in says
-nothing about waiting (a launch took twice its time), and would only refuse others in its place.
+is taken times a *caution*, which rises by `CAUTION_UP` with each request that misses and was let in
+by a narrow margin, and falls by a hundredth of it with each other: few admitted requests miss under
+any overload, and goodput stays flat. The caution of all is learned from everybody's requests, at a
+tenth of the pace: most of many tenants ask too seldom to learn one of their own. Each has its own
+too, and the larger one counts: whoever misses by its own fault is refused before the others are.
+A miss that far more caution would have let in says nothing about waiting (a launch took twice its
+time), and would only refuse others in its place.
 """
 
 from __future__ import annotations
@@ -29,9 +32,12 @@ from coissue.scheduler.window import READY, PlanState, Request, Tenant, Window
 WIDTH_NS: Final = 1 << 22
 BUCKETS: Final = 1024
 HORIZON_NS: Final = WIDTH_NS * (BUCKETS - 1)
-#: In thousandths of the predicted wait.
-CAUTION_UP: Final = 100
-CAUTION_MAX: Final = 4000
+#: The predicted wait as it is; cautions and margins are in millionths of it.
+ONE: Final = 1_000_000
+CAUTION_UP: Final = ONE // 10
+CAUTION_MAX: Final = 4 * ONE
+#: The caution of all moves so many times less than a tenant's.
+SHARED: Final = 10
 #: In hundredths of the caution: a margin up to this is narrow.
 NARROW: Final = 150
 #: A time to the deadline counts as the shortest of late for so long.
@@ -137,13 +143,15 @@ class Backlog:
 class Admission:
     """Decides on each submitted request; owns the backlog."""
 
-    __slots__ = ("_cost", "_limits", "_window", "backlog", "draining")
+    __slots__ = ("_cost", "_limits", "_window", "backlog", "caution", "draining")
 
     def __init__(self, limits: CoreLimits, window: Window, cost: CostView) -> None:
         self._limits = limits
         self._window = window
         self._cost = cost
         self.backlog = Backlog()
+        #: Of all tenants.
+        self.caution = ONE
         self.draining = False
 
     def decide(self, event: Submitted, busy_until_ns: int | None, now_ns: int) -> Request | Reject:
@@ -207,12 +215,14 @@ class Admission:
         work_ns = (ahead_ns + sum(request.charges)) // self._limits.slots
         wait_ns = busy_ns + max(0, work_ns - path_ns)
         spare_ns = request.deadline_ns - now_ns - path_ns
-        request.margin = 1000 * spare_ns // max(wait_ns, 1)
-        return wait_ns * request.tenant.caution // 1000 - spare_ns
+        request.margin = ONE * spare_ns // max(wait_ns, 1)
+        return wait_ns * self._caution_of(request.tenant) // ONE - spare_ns
 
-    @staticmethod
-    def _is_narrow(request: Request) -> bool:
-        return 100 * request.margin <= NARROW * request.tenant.caution
+    def _caution_of(self, tenant: Tenant) -> int:
+        return max(tenant.caution, self.caution)
+
+    def _is_narrow(self, request: Request) -> bool:
+        return 100 * request.margin <= NARROW * self._caution_of(request.tenant)
 
     def lacks(self, event: Submitted, reject: Reject) -> Lack | None:
         """None: no room in the window can help it."""
@@ -224,7 +234,8 @@ class Admission:
                 return Lack(bytes=self._window.bytes_reserved + event.bytes_needed - most)
             case Reason.DEADLINE if reject.retry_after_ns:
                 tenant = self._window.tenants[event.tenant]
-                work_ns = reject.retry_after_ns * 1000 * self._limits.slots // tenant.caution
+                caution = self._caution_of(tenant)
+                work_ns = reject.retry_after_ns * ONE * self._limits.slots // caution
                 return Lack(work_ns=work_ns + 1, priority=self._priority(event, tenant))
         return None
 
@@ -235,4 +246,12 @@ class Admission:
     def learn(self, request: Request, *, missed: bool) -> None:
         """An admitted request met its deadline, or missed it."""
         step = CAUTION_UP if missed and self._is_narrow(request) else -CAUTION_UP // 100
-        request.tenant.caution = min(max(request.tenant.caution + step, 1000), CAUTION_MAX)
+        tenant = request.tenant
+        tenant.caution = min(max(tenant.caution + step, ONE), CAUTION_MAX)
+        self.caution = min(max(self.caution + step // SHARED, ONE), CAUTION_MAX)
+
+    def unlearn(self) -> None:
+        """Cautions were learned from how another policy lets requests wait."""
+        self.caution = ONE
+        for tenant in self._window.tenants.values():
+            tenant.caution = ONE

@@ -107,8 +107,7 @@ class Core:
         self.policy_name = name
         self.policy = POLICIES[name](self.limits, self._cost, self._rng)
         self.fairness.enabled = self.policy.is_fair
-        for tenant in self.window.tenants.values():
-            tenant.caution = 1000  # it was learned from how another policy lets requests wait
+        self.admission.unlearn()
 
     def handle(self, *events: Event) -> list[Command]:
         """Applies all events, then pumps once. Times of events must not go back."""

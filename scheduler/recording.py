@@ -23,7 +23,7 @@ from coissue.scheduler.messages import Attached, Command, Event, SignatureId
 from coissue.scheduler.plain import PlainError, from_plain, to_plain
 from coissue.scheduler.ports import CoreLimits, CostView
 
-VERSION: Final = 2
+VERSION: Final = 3
 _EVENTS: Final = {
     name: kind
     for name, kind in vars(messages).items()

@@ -34,8 +34,8 @@ class Tenant:
         self.program: Program | None = None
         #: Its unfinished requests in order of admission.
         self.open: dict[RequestId, Request] = {}
-        #: Thousandths of the predicted wait that admission reckons with (see there).
-        self.caution = 1000
+        #: Its own, in millionths of the predicted wait (see admission).
+        self.caution = 1_000_000
         #: When `time_only` last served it: a counter.
         self.turn = 0
         #: Its fair finish, its share as counted while it is active, and until when (see fairness).

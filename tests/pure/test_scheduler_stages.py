@@ -15,7 +15,7 @@ from scheduler_fakes import (
     tenant,
 )
 
-from coissue.scheduler.admission import BUCKETS, HORIZON_NS, WIDTH_NS, Backlog
+from coissue.scheduler.admission import BUCKETS, HORIZON_NS, ONE, WIDTH_NS, Backlog
 from coissue.scheduler.messages import (
     Attached,
     Complete,
@@ -114,15 +114,16 @@ def test_without_admission_only_limits_reject():
 
 def test_caution_rises_with_misses_and_falls_with_hits():
     bench = Bench(tenant("a", *chain(7)))
-    caution = lambda: bench.core.window.tenants["a"].caution  # noqa: E731
+    core = bench.core
+    cautions = lambda: (core.window.tenants["a"].caution, core.admission.caution)  # noqa: E731
     (first,) = launches(bench.send(bench.submit(1)))
     bench.send(bench.submit(2, deadline_ns=bench.now_ns + 230))  # 110 of 120 spare ns are waited
     (launch,) = launches(bench.land(first))
     bench.land(launch, after_ns=121)
-    assert caution() == 1100
+    assert cautions() == (1_100_000, 1_010_000)
     (launch,) = launches(bench.send(bench.submit(3)))
     bench.land(launch)
-    assert caution() == 1099
+    assert cautions() == (1_099_000, 1_009_900)
 
 
 def test_a_miss_that_much_more_caution_would_have_let_in_does_not_raise_it():
@@ -131,7 +132,7 @@ def test_a_miss_that_much_more_caution_would_have_let_in_does_not_raise_it():
     bench.send(bench.submit(2, deadline_ns=bench.now_ns + 300))  # 110 of 190
     (launch,) = launches(bench.land(first))
     bench.land(launch, after_ns=200)
-    assert bench.core.window.tenants["a"].caution == 1000
+    assert bench.core.window.tenants["a"].caution == bench.core.admission.caution == ONE
 
 
 def test_priorities_are_clamped():
@@ -181,9 +182,22 @@ def test_work_that_is_due_far_later_is_never_taken_for_urgent_however_long_it_wa
 
 def test_caution_learned_under_one_policy_does_not_count_under_another():
     bench = Bench(tenant("a", *chain(7)))
-    bench.core.window.tenants["a"].caution = 3000
+    bench.core.window.tenants["a"].caution = bench.core.admission.caution = 3 * ONE
     bench.send(PolicyChosen(bench.now_ns, "fifo"))
-    assert bench.core.window.tenants["a"].caution == 1000
+    assert bench.core.window.tenants["a"].caution == bench.core.admission.caution == ONE
+
+
+def test_the_larger_of_both_cautions_counts():
+    bench = Bench(tenant("a", *chain(7)), tenant("b", *chain(7)), tenant("c", *chain(8)))
+    core = bench.core
+    bench.send(bench.submit(1, "c"))  # 110 to wait, then 110 of its own: 221 with time to spare
+    for own, shared, name, is_let_in in (
+        (1, 1, "a", True), (2, 1, "a", False), (2, 1, "b", True), (1, 2, "b", False),
+    ):  # fmt: skip
+        core.window.tenants["a"].caution, core.admission.caution = own * ONE, shared * ONE
+        number = 10 * own + shared + (100 if name == "b" else 0)
+        refused = rejected(bench.send(bench.submit(number, name, bench.now_ns + 260)))
+        assert (not refused) == is_let_in
 
 
 def test_profiles_are_never_optimistic_about_sizes_between():
