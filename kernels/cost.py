@@ -24,7 +24,8 @@ class Cost:
     """Of one request."""
 
     flops: int
-    #: Everything read from outside the run (weights too) and every result that leaves it, once.
+    #: Everything read from outside the run (weights too; of a table what is looked up, at most all
+    #: of it) and every result that leaves it, once.
     bytes_moved: int
     #: The most bytes of values alive at once, without weights. Views count as copies.
     bytes_peak: int
@@ -45,11 +46,29 @@ def estimate(
     weights = {weight.value for weight in program.weights}
     read = (used | set(outputs)) - made
     shapes = [type_.at(rows, tokens) for type_ in program.types]
+    looked_up = _looked_up(ops, shapes)
+    moved = sum(sizes[value] for value in set(outputs) & made)
+    for value in read:
+        share = looked_up.get(value, 1.0)
+        moved += round(sizes[value] * share) if share < 1 else sizes[value]
     return Cost(
         flops=sum(count_flops(op, shapes) for op in ops),
-        bytes_moved=sum(sizes[value] for value in (*read, *set(outputs) & made)),
+        bytes_moved=moved,
         bytes_peak=_peak(ops, sizes, (read - weights) | set(outputs), set(outputs), weights),
     )
+
+
+def _looked_up(ops: Sequence[Op], shapes: Sequence[Shape]) -> dict[int, float]:
+    """Of the values that are only read as tables, the share that the lookups read."""
+    found: dict[int, float] = {}
+    for op in ops:
+        is_lookup = op.name in ("embedding", "embedding_bag")
+        for place, value in enumerate(op.inputs):
+            if value == ABSENT:
+                continue
+            rows = math.prod(shapes[op.inputs[1]]) if is_lookup and place == 0 else math.inf
+            found[value] = found.get(value, 0.0) + rows / max(1, (*shapes[value], 1)[0])
+    return found
 
 
 def _peak(

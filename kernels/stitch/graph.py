@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class Kind(enum.Enum):
@@ -76,3 +76,20 @@ class Graph:
     nodes: tuple[Node, ...]
     #: The nodes that others outside need, in the order of the IR values they are.
     outputs: tuple[int, ...]
+    #: By node: the elements of it that kernels read per unit, of a table those that are looked up.
+    read_sizes: tuple[int, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        looked_up, whole = [0] * len(self.nodes), set(self.outputs)
+        for node in self.nodes:
+            is_gather = node.kind is Kind.GATHER
+            whole.update(node.operands[1:] if is_gather else node.operands)
+            if is_gather:
+                looked_up[node.operands[0]] += node.size
+        sizes = tuple(
+            node.size
+            if index in whole or not looked_up[index]
+            else min(node.size, looked_up[index])
+            for index, node in enumerate(self.nodes)
+        )
+        object.__setattr__(self, "read_sizes", sizes)

@@ -61,8 +61,8 @@ def weigh(node: Node) -> float:
 
 def bytes_moved(graph: Graph, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> int:
     """Per unit; what all units share counts once per unit too, as the cache sees it."""
-    crossing = [graph.nodes[index] for index in (*inputs, *outputs)]
-    return sum(node.size * DTYPE_BYTES[node.dtype] for node in crossing)
+    read = sum(graph.read_sizes[i] * DTYPE_BYTES[graph.nodes[i].dtype] for i in inputs)
+    return read + sum(graph.nodes[i].size * DTYPE_BYTES[graph.nodes[i].dtype] for i in outputs)
 
 
 def choose_rows(draft: Draft, index: int, threads: int) -> tuple[Rows, int]:

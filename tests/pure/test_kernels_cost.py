@@ -43,6 +43,22 @@ def test_a_kernel_moves_only_what_crosses_its_border():
     assert fused.bytes_moved == sum(cost.bytes_moved for cost in apart) - 2 * 4 * 15
 
 
+@pytest.mark.parametrize(("table_rows", "read"), [(1000, 10), (7, 7)])
+def test_of_a_table_only_what_is_looked_up_is_moved(table_rows, read):
+    """Two rows of five indices into a table of rows of 16."""
+    program = Program(
+        name="small",
+        types=(shaped("i64", "R", 5), shaped("f32", table_rows, 16), shaped("f32", "R", 5, 16)),
+        inputs=(Port("x", 0),),
+        weights=(Weight("w", 1, "00" * 32),),
+        ops=(Op("embedding", (1, 0), (2,), {}),),
+        outputs=(Port("y", 2),),
+        rows_limit=8,
+    )
+    moved = estimate_program(program, 2, 0).bytes_moved
+    assert moved == 8 * 10 + 4 * 16 * read + 4 * 16 * 10
+
+
 @pytest.mark.parametrize(
     ("label", "flops"),
     [

@@ -9,7 +9,7 @@ from test_stitch_golden import AT, GRAPH
 from coissue.kernels.stitch.builder import GraphBuilder, hold
 from coissue.kernels.stitch.graph import Kind, Node
 from coissue.kernels.stitch.plan import Buffer, Home, Order, Rows, Schedule, StitchPlan
-from coissue.kernels.stitch.price import choose_rows, cpu, gpu
+from coissue.kernels.stitch.price import bytes_moved, choose_rows, cpu, gpu
 from coissue.kernels.stitch.schedules import WHOLE, column, list_schedules, needs, row
 from coissue.kernels.stitch.search import FOOTPRINT_BYTES_LIMIT, Search, plan
 from coissue.kernels.stitch.shared import (
@@ -304,6 +304,20 @@ def test_short_rows_are_packed_and_long_ones_spread(shape, threads, wanted):
     graph = finish(b, b.reduce("sum", b.parameter(shape, "f32", 0, True), (1,)))
     draft = Draft(graph, (1,), (1,), 1, {0: WHOLE, 1: WHOLE})
     assert choose_rows(draft, 1, threads)[0] is wanted
+
+
+@pytest.mark.parametrize(
+    ("rows", "reads_all", "read"),
+    [(1000, False, 4 * 16), (3, False, 3 * 16), (1000, True, 1000 * 16)],
+)
+def test_a_table_costs_what_is_looked_up(rows, reads_all, read):
+    b = GraphBuilder()
+    table = b.parameter((rows, 16), "f32", 0, False)
+    index = b.parameter((4,), "i64", 1, True)
+    found = b.pointwise("relu", b.gather(table, index, 0))
+    outputs = (found, b.pointwise("relu", table)) if reads_all else (found,)
+    graph = finish(b, *outputs)
+    assert bytes_moved(graph, (table, index), (found,)) == 4 * read + 4 * 8 + 4 * 4 * 16
 
 
 # --- the builder ---------------------------------------------------------------------------------
