@@ -12,8 +12,10 @@ from typing import Final
 
 from coissue.deployments.settings import AppSettings, TenantSettings
 
-#: Of a tenant: adjusted in place, or (model) decided by what is captured.
-_ADJUSTED: Final = {"model", "slo", "share", "limits", "nan", "handler", "isolation"}
+#: Of a tenant: adjusted in place, whatever serves it.
+_ADJUSTED: Final = ("slo", "share", "limits", "nan")
+#: Decided by what is captured (model), or taken over once the handler is loaded.
+_PREPARED: Final = ("model", "handler", "isolation")
 #: Of the scheduler.
 _LIVE: Final = {"policy", "health"}
 
@@ -28,6 +30,12 @@ def list_restart_keys(old: AppSettings, new: AppSettings) -> list[str]:
     ]
 
 
+def adjust(served: TenantSettings, now: TenantSettings) -> TenantSettings:
+    """What serves a tenant, under its settings of now; the rest waits until it is prepared."""
+    return served.model_copy(update={key: getattr(now, key) for key in _ADJUSTED})
+
+
 def is_lowered_anew(old: TenantSettings, new: TenantSettings) -> bool:
     """A key changed that is built into the attached program, though not into the captured one."""
-    return any(getattr(old, key) != value for key, value in new if key not in _ADJUSTED)
+    kept = (*_ADJUSTED, *_PREPARED)
+    return any(getattr(old, key) != value for key, value in new if key not in kept)

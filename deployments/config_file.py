@@ -360,6 +360,15 @@ def find_missing(config: dict[str, Any], settings: AppSettings) -> list[str]:
     return [f"{key}: {lack} here" for key, lack in lacks.items() if lack]
 
 
+def _find_hooked(full: str, at: list[str]) -> ModuleSpec | None:
+    """Below an editable install, whose places are no folders."""
+    if full.count(".") == 0 or all(map(os.path.exists, at)):
+        return None
+    with suppress(ImportError, KeyError):
+        return PathFinder.find_spec(full, at)
+    return None
+
+
 def _find_lack(key: str, place: str) -> str:
     """`pkg.mod:name` (or `pkg.mod.name`, as Ray takes it) is looked for as `coissue up` would, but
     nothing of it is imported or run."""
@@ -371,7 +380,7 @@ def _find_lack(key: str, place: str) -> str:
     for part in module.split("."):
         full = f"{full}.{part}".lstrip(".")
         # By its last part alone: asked for a whole name, the finder wants the parent imported.
-        spec = PathFinder.find_spec(part, at)
+        spec = PathFinder.find_spec(part, at) or _find_hooked(full, at)
         # As the import system asks: of a path, built-in modules are in none.
         within = None if full == part else at
         found = (finder.find_spec(full, within) for finder in finders)

@@ -23,7 +23,7 @@ from ray import serve
 
 from coissue.deployments.actor import find_scheduler, start_scheduler
 from coissue.deployments.captures import Artifacts, Captures, TenantFailed
-from coissue.deployments.changes import is_lowered_anew
+from coissue.deployments.changes import adjust, is_lowered_anew
 from coissue.deployments.channel.frames import printable
 from coissue.deployments.discovery import BLIND, CONTROL, HEALTH_SECONDS
 from coissue.deployments.failures import Failures
@@ -60,26 +60,27 @@ class Wanted:
     #: loading, ready or failed.
     state: str = "loading"
     reason: str = ""
-    #: The reason that the scheduler was told.
-    told: str = ""
+    #: The reason that the scheduler was told; None: an earlier control replica told it one.
+    told: str | None = ""
     #: Captures a version and tries the handler.
     job: asyncio.Task[None] | None = None
     #: By version: attaches begun that did not end.
     tries: Counter[int] = field(default_factory=Counter)
 
     def settings_for(self, version: int) -> TenantSettings:
-        """Those of now; but what serves keeps its model and handler until others can replace it."""
+        """Those of now; but what serves keeps what it came with until another can replace it."""
         old, now = self.served, self.settings
-        if version != self.serving or old is None:
-            return now
-        return now.model_copy(update={"model": old.model, "handler": old.handler})
+        return now if version != self.serving or old is None else adjust(old, now)
 
-    def take_handler(self, tenant: TenantSettings) -> bool:
-        """The served version goes with the handler of `tenant` now. True: with another one."""
-        old = self.served or tenant
-        self.served = old.model_copy(update={"handler": tenant.handler})
-        self.state, self.reason = "ready", ""
-        return old.handler != tenant.handler
+    def take_over(self, tenant: TenantSettings) -> None:
+        """The served version goes with all of `tenant` from now on."""
+        self.served, self.state, self.reason = tenant, "ready", ""
+
+    def fail(self, version: int, reason: str) -> None:
+        if self.serving:
+            what = f"version {version}" if version != self.serving else "the changed handler"
+            reason = f"{what} failed, version {self.serving} serves: {reason}"
+        self.state, self.reason = "failed", reason
 
     def drop_job(self) -> None:
         if self.job is not None:
@@ -150,7 +151,7 @@ class Control:
             return None, {}
         try:
             async with asyncio.timeout(ADOPT_SECONDS):
-                folder = Path(await self._ask_folder())
+                folder = Path(await ask_folder(self._scheduler, self._owner))
                 _, attached = await self._scheduler.attached.remote()
             (folder / LOCK).stat()  # it may be on another host, or swept
         except (ray.exceptions.RayError, TimeoutError, OSError) as error:
@@ -158,14 +159,6 @@ class Control:
             await self._end_scheduler(orderly=False)
             return None, {}
         return folder, attached
-
-    async def _ask_folder(self) -> str:
-        while True:
-            try:
-                folder: str = await self._scheduler.adopt.remote(self._owner)
-                return folder
-            except ray.exceptions.ActorUnavailableError:  # Ray is starting it again
-                await asyncio.sleep(RECONCILE_SECONDS)
 
     async def trouble(self) -> str:
         """Why there is no scheduler, for `/status`."""
@@ -181,7 +174,6 @@ class Control:
     def _change(self, settings: AppSettings, *, is_new: bool = False) -> None:
         """`is_new`: this replica has not seen the files that the models came from."""
         self._settings = settings
-        self._held_dir.write_settings(settings)
         self._untold = True
         for name in self._wanted.keys() - {tenant.name for tenant in settings.tenants}:
             self._wanted.pop(name).drop_job()
@@ -192,6 +184,14 @@ class Control:
             old, wanted.settings = wanted.settings, tenant
             if is_new or not is_known or old != tenant or wanted.state == "failed":
                 self._plan(wanted, old, is_current=is_new)
+        self._note_served()
+
+    def _note_served(self) -> AppSettings:
+        """What the scheduler is told, also for a control replica or a scheduler to come."""
+        tenants = tuple(wanted.settings_for(wanted.serving) for wanted in self._wanted.values())
+        told = self._settings.model_copy(update={"tenants": tenants})
+        self._held_dir.write_settings(told)
+        return told
 
     def _plan(self, wanted: Wanted, old: TenantSettings, *, is_current: bool) -> None:
         """How the tenant gets from its `old` settings to what it is to be."""
@@ -204,6 +204,8 @@ class Control:
         wanted.fresh, wanted.tries = 0, Counter()
         wanted.state, wanted.reason = "ready" if version else "loading", ""
         found = 0 if is_other else self._artifacts.find(tenant, version, is_current=is_current)
+        if version and found != version:
+            wanted.reason = f"another version is being prepared, version {version} serves"
         wanted.job = asyncio.ensure_future(self._prepare(wanted, tenant, found))
 
     async def _prepare(self, wanted: Wanted, tenant: TenantSettings, found: int) -> None:
@@ -215,12 +217,15 @@ class Control:
                 if not found:
                     both.create_task(self._captures.capture(tenant, version))
             if version == wanted.serving:
-                self._untold |= wanted.take_handler(tenant)
+                wanted.take_over(tenant)
+                self._untold = True
                 self._failures.hide(tenant.name)
             else:
                 wanted.fresh = version
-        except* TenantFailed as failed:
-            await self._fail(wanted, version, str(failed.exceptions[0]))
+        except* Exception as failed:
+            first = failed.exceptions[0]
+            bug = "" if isinstance(first, TenantFailed) else f"{type(first).__name__}: "
+            await self._fail(wanted, version, f"{bug}{first}")
         finally:
             if wanted.job is asyncio.current_task():
                 wanted.job = None
@@ -228,13 +233,10 @@ class Control:
                 self._captures.stop()
 
     async def _fail(self, wanted: Wanted, version: int, reason: str) -> None:
-        name, reason = wanted.settings.name, printable(reason)
-        if wanted.serving:
-            what = f"version {version}" if version != wanted.serving else "the changed handler"
-            reason = f"{what} failed, version {wanted.serving} serves: {reason}"
-        wanted.state, wanted.reason = "failed", reason
-        logger.error("tenant=%s failed reason=%s", name, reason)
-        self._failures.show(name, reason)
+        name = wanted.settings.name
+        wanted.fail(version, printable(reason))
+        logger.error("tenant=%s failed reason=%s", name, wanted.reason)
+        self._failures.show(name, wanted.reason)
         with contextlib.suppress(ray.exceptions.RayError):
             await self._announce(wanted)
 
@@ -271,9 +273,9 @@ class Control:
         epoch, attached = await self._scheduler.attached.remote()
         if epoch != self._epoch:
             await self._scheduler.adopt.remote(self._owner)
-            self._epoch, self._untold = epoch, True
             for wanted in self._wanted.values():
-                wanted.told = ""
+                wanted.told = "" if self._epoch else None
+            self._epoch, self._untold = epoch, True
         if self._untold:
             self._untold = False
             if keys := await self._tell():
@@ -290,9 +292,7 @@ class Control:
 
     async def _tell(self) -> list[str]:
         """The keys that this scheduler cannot take over."""
-        tenants = tuple(wanted.settings_for(wanted.serving) for wanted in self._wanted.values())
-        told = self._settings.model_copy(update={"tenants": tenants})
-        settings = told.model_dump(mode="json")
+        settings = self._note_served().model_dump(mode="json")
         try:
             keys: list[str] = await self._scheduler.configure.remote(settings, self._note)
         except ray.exceptions.RayError:
@@ -329,10 +329,12 @@ class Control:
             await self._fail(wanted, version, error)
             return
         wanted.serving, wanted.served, wanted.told = version, tenant, ""
+        self._note_served()
         self._artifacts.prune(tenant.name, {version, wanted.fresh})
         if wanted.fresh or wanted.job:
             return
-        if self._artifacts.serves(wanted.settings, version, is_current=False):
+        now = wanted.settings
+        if adjust(tenant, now) == now and self._artifacts.serves(now, version, is_current=False):
             wanted.state, wanted.reason = "ready", ""
             self._failures.hide(tenant.name)
         elif wanted.state == "failed":  # a later version; this one is back after a crash
@@ -427,6 +429,16 @@ class Watch:
         if is_over:
             self.lose()
         return why if is_over else ""
+
+
+async def ask_folder(scheduler: Any, owner: str) -> str:
+    """The run folder of a scheduler that is there, once Ray has started it."""
+    while True:
+        try:
+            folder: str = await scheduler.adopt.remote(owner)
+            return folder
+        except ray.exceptions.ActorUnavailableError:  # Ray is starting it again
+            await asyncio.sleep(RECONCILE_SECONDS)
 
 
 def kill_scheduler(scheduler: Any, restart: bool) -> None:

@@ -38,7 +38,9 @@ SERVE_FLAGS = {
     "RAY_worker_niceness": "0",
     # Shutting down waits this long for outside load balancers to notice; there is none.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
+    # Every `serve deploy` may replace HAProxy: the old one goes on with the requests that it has.
+    # Longer than the longest deadline that an SLO class may have.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "630",
     # A client that sends nothing of its request or reads nothing of its answer for so long is cut
     # off. Waiting for a model does not count, nor does an idle connection.
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",

@@ -179,12 +179,31 @@ def naming(use: str, verb: str) -> Iterator[None]:
     except HttpError:
         raise
     except BaseException as error:  # also `sys.exit`: it must end neither replica nor request
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        if is_cancelled(error):
             raise  # the client is gone; else the handler's own task was cancelled
         log.exception("handler=%s failed in=%s", use, verb)
-        sentence = f"handler {use} failed in {verb}: {type(error).__name__}"
+        sentence = f"handler {use} failed in {verb}: {name_of(error)}"
         raise HttpError("handler_failed", sentence) from error
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """The running task is cancelled itself, not one that it waited for."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def say(error: BaseException, otherwise: str = "") -> str:
+    """What an exception of a tenant's says, as a plain string: it may raise while it says so, and
+    what it makes may be a string of a class of its own, which must go nowhere."""
+    try:
+        said = str.__str__(str(error))
+    except BaseException:
+        said = ""
+    return printable(said[:SAID_CHARS]) or otherwise or name_of(error)
+
+
+def name_of(error: BaseException) -> str:
+    return printable(str.__str__(type.__dict__["__name__"].__get__(type(error))))
 
 
 class Own:
@@ -203,8 +222,8 @@ class Own:
             try:
                 arrays = await _settle(self._own.preprocess(payload))
             except (HttpError, ValueError) as error:
-                said = str(error)[:SAID_CHARS] or f"rejected by handler {self._use}"
-                raise HttpError("handler_rejected", printable(said)) from error
+                said = say(error, f"rejected by handler {self._use}")
+                raise HttpError("handler_rejected", said) from error
             if not isinstance(arrays, Mapping):
                 raise TypeError(f"preprocess returned {type(arrays).__name__}, not a dict")
         return arrays
@@ -258,8 +277,7 @@ def load_handler(settings: HandlerSettings) -> Handler:
         return Own(settings.use, settings.kwargs)
     except BaseException as error:
         log.exception("handler=%s cannot be loaded", settings.use)
-        why = str(error) or type(error).__name__
-        return Broken(f"handler {settings.use} cannot be loaded: {why}")
+        return Broken(f"handler {settings.use} cannot be loaded: {say(error)}")
 
 
 class LoadedHandlers:

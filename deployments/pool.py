@@ -79,14 +79,19 @@ class PoolHandlers:
         self._app_name = app_name
         self._loaded = LoadedHandlers()
         self._names: frozenset[str] = frozenset()
-        self._dedicated: frozenset[str] = frozenset()
+        #: Tenants with a deployment of their own -> the handler that it is for.
+        self._dedicated: dict[str, str] = {}
         #: By deployment; each has a router of its own.
         self._handles: dict[str, DeploymentHandle[DedicatedTenant]] = {}
 
     def expect(self, settings: AppSettings) -> None:
         """Load what is to come while the versions before it are still served."""
         self._names = frozenset(tenant.name for tenant in settings.tenants)
-        self._dedicated = frozenset(t.name for t in settings.tenants if t.isolation == "dedicated")
+        self._dedicated = {
+            t.name: t.handler.model_dump_json()
+            for t in settings.tenants
+            if t.isolation == "dedicated" and t.handler
+        }
         self._handles = {n: h for n, h in self._handles.items() if n in self._dedicated}
         self._loaded.expect(t for t in settings.tenants if t.isolation == "shared")
 
@@ -95,7 +100,11 @@ class PoolHandlers:
             return None
         if info.name not in self._names:  # its deployment ends, a moment before it is detached
             raise HttpError("unknown_tenant", f"no tenant {info.name!r}")
-        if info.name in self._dedicated or is_own_code(info.handler):
+        is_own = is_own_code(info.handler)
+        if is_own and info.name not in self._dedicated:
+            said = f"the deployment of tenant {info.name!r} is gone, what comes instead is loading"
+            raise HttpError("loading", said)
+        if is_own or self._dedicated.get(info.name) == info.handler:
             if info.name not in self._handles:
                 self._handles[info.name] = DeploymentHandle(info.name, self._app_name)
             return RemoteHandler(info.name, self._handles[info.name], info.handler)

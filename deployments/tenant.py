@@ -7,6 +7,8 @@ tenant itself is attached by the platform's application.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable
 from functools import lru_cache
 from typing import Any
@@ -25,9 +27,12 @@ from coissue.deployments.handlers import (
     Broken,
     Handler,
     LoadedHandlers,
+    is_cancelled,
     load_handler,
+    name_of,
     naming,
     pack_arrays,
+    say,
     unpack_arrays,
 )
 from coissue.deployments.http import plain
@@ -35,6 +40,8 @@ from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.http.errors import HttpError
 from coissue.deployments.http.intake import SPARE, IntakeLimits
 from coissue.deployments.settings import MIB, HandlerSettings
+
+log = logging.getLogger("coissue.handlers")
 
 #: (value, None) or (None, (reason, sentence)): what crosses from a tenant's code to the pool is
 #: bytes and strings made here, because reading an object of a tenant's own would run its code.
@@ -45,7 +52,12 @@ async def settle(work: Awaitable[bytes]) -> Settled:
     try:
         return await work, None
     except HttpError as error:
-        return b"", (error.reason, str(error))
+        return b"", (str.__str__(error.reason), say(error))
+    except BaseException as error:  # whatever it is, it must not be read elsewhere
+        if is_cancelled(error):
+            raise
+        log.exception("handler failed")
+        return b"", ("handler_failed", f"the handler failed: {name_of(error)}")
 
 
 @serve.deployment(ray_actor_options=BLIND, max_ongoing_requests=256)
@@ -107,7 +119,9 @@ class RemoteHandler:
     async def _call(self, response: Awaitable[Settled]) -> bytes:
         try:
             value, error = await response
-        except (RayError, RayServeException) as lost:
+        except (RayError, RayServeException, asyncio.CancelledError) as lost:
+            if is_cancelled(lost):
+                raise
             raise HttpError(
                 "restarting", f"the deployment of tenant {self._name!r} is restarting"
             ) from lost

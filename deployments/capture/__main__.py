@@ -21,7 +21,7 @@ import sys
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, Final, NoReturn, TextIO
 
 from pydantic import ValidationError
 
@@ -60,6 +60,10 @@ def main(job_file: str, folder: str) -> tuple[int, dict[str, Any]]:
     return 0, {"name": program.name, "ops": len(program.ops), "weight_bytes": size}
 
 
+#: Captures come after whatever serves on this machine.
+NICENESS: Final = 10
+
+
 def preload() -> None:
     """What every capture imports and warms up anyway. None of it starts a thread."""
     import torch
@@ -76,6 +80,7 @@ def preload() -> None:
 def serve(lines: TextIO, answers: int) -> None:
     """Until `lines` end. `answers` is the descriptor for the caller."""
     adopt_orphans()
+    os.nice(NICENESS)
     signal.signal(signal.SIGTERM, _end)
     preload()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are nobody's to wait for

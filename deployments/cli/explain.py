@@ -66,6 +66,8 @@ def find_model(model: str, name: str | None) -> tuple[TenantSettings, CaptureSet
     Raises `ConfigError`, and `ValueError` for what there is not."""
     if name is None and not model.endswith(CONFIG_SUFFIXES):
         source = "factory" if IMPORTED.fullmatch(model) else "program"
+        if source == "program" and not os.path.exists(model):
+            raise ValueError(f"MODEL: no file {model!r}, and not pkg.mod:callable")
         made = {"name": "model", "model": {source: model}, "slo": ""}
         return TenantSettings.model_validate(made), CaptureSettings()
     _, settings = load_app_config(Path(model))
@@ -73,7 +75,7 @@ def find_model(model: str, name: str | None) -> tuple[TenantSettings, CaptureSet
     if name is None and len(found) == 1:
         (name,) = found
     if name not in found:
-        raise ValueError(f"TENANT: {name or ''!r}, allowed: {', '.join(found)}")
+        raise ValueError(f"TENANT: {repr(name) if name else 'missing'}, one of: {', '.join(found)}")
     return found[name], settings.capture
 
 

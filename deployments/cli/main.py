@@ -198,7 +198,9 @@ def simulate(
     costs: Annotated[
         Path | None, typer.Option(help="A measured cost table (costs.json of a device's cache).")
     ] = None,
-    check: Annotated[bool, typer.Option(help="Check every invariant after every turn.")] = False,
+    check: Annotated[
+        bool, typer.Option(help="Check every invariant after every turn: far slower.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="All figures.")] = None,
     plots: Annotated[Path | None, typer.Option(help="A folder for SVG plots.")] = None,
 ) -> None:
@@ -230,7 +232,9 @@ def simulate(
 @app.command()
 def replay(
     file: Annotated[Path, typer.Argument(help="What `scheduler.record_to` wrote.")],
-    check: Annotated[bool, typer.Option(help="Check every invariant after every turn.")] = False,
+    check: Annotated[
+        bool, typer.Option(help="Check every invariant after every turn: far slower.")
+    ] = False,
 ) -> None:
     """Feed a recorded run to a fresh scheduler core: it must decide the same, turn by turn."""
     from coissue.scheduler import recording

@@ -44,6 +44,8 @@ def load_mix(path: Path | None) -> Mix:
         data = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if isinstance(data, dict) and "applications" in data:
+        raise ValueError(f"{path}: a Serve config, not a mix (an example is configs/mix.yaml)")
     try:
         return from_plain(Mix, data)
     except ValueError as error:
@@ -104,8 +106,9 @@ def run_mix(
 def run_all(
     mixes: list[Mix], seed: int, measured: MeasuredCosts | None, console: Console, *, check: bool
 ) -> list[dict[str, Any]]:
-    """All runs, with a progress bar on a terminal."""
+    """All runs, with a progress bar on a terminal, else a line for each on stderr."""
     runs = []
+    lines = Console(stderr=True, quiet=console.is_terminal)
     with Progress(console=console, transient=True) as bar:
         for mix in mixes:
             total_ns = mix.duration_s * 1000 * MS
@@ -116,6 +119,7 @@ def run_all(
 
             runs.append(run_mix(mix, seed, measured, check=check, progress=tell))
             bar.update(task, completed=total_ns)
+            lines.print(f"{mix.policy} at load {mix.load:g}: done, {len(runs)} of {len(mixes)}")
     return runs
 
 

@@ -55,6 +55,8 @@ STATUS: Final[dict[str, int]] = {
 }
 #: Statuses whose answer says when to try again.
 RETRIABLE: Final = frozenset({429, 503})
+#: A failed tenant needs somebody who changes its settings.
+FAILED_RETRY_S: Final = 60
 INTERNAL: Final = "internal error"
 #: The beginning of a JSON string up to an escape that is half of a surrogate pair; what may be
 #: between a key and a string that belongs to it.
@@ -88,7 +90,8 @@ class HttpError(Exception):
             headers.append((b"connection", b"close"))
         if self.status in RETRIABLE:
             # Whole seconds; never 0, which clients read as "at once".
-            seconds = max(1, -(-self.retry_after_ns // 1_000_000_000))
+            least = FAILED_RETRY_S if self.reason == "failed" else 1
+            seconds = max(least, -(-self.retry_after_ns // 1_000_000_000))
             headers.append((b"retry-after", b"%d" % seconds))
         return self.status, headers, msgspec.json.encode({"error": str(self)})
 
@@ -97,19 +100,22 @@ def malformed(message: str) -> HttpError:
     return HttpError("malformed", message)
 
 
-def explain(error: Exception, inside: str = "", given: bytes = b"") -> HttpError:
+def explain(error: Exception, inside: str = "", given: bytes | None = None) -> HttpError:
     """What a decoder said, as a 400 whose sentence starts with the path of the field.
 
     msgspec writes "Expected `int`, got `str` - at `$.inputs[0].shape[1]`". Half of a surrogate pair
     in what was `given` it takes for the end of the data, or names its byte.
     """
+    if given == b"":
+        return malformed("body: empty")
     if isinstance(error, RecursionError):
         return malformed(f"{inside or 'body'}: nested too deeply")
     if isinstance(error, UnicodeDecodeError):
         return malformed(f"{inside or 'body'}: not UTF-8")
-    half = None if isinstance(error, msgspec.ValidationError) else _HALF.search(given, 0, 1 << 20)
+    text = given or b""
+    half = None if isinstance(error, msgspec.ValidationError) else _HALF.search(text, 0, 1 << 20)
     if half is not None:
-        head, _, between = given[: half.start()].rpartition(b":")
+        head, _, between = text[: half.start()].rpartition(b":")
         key = head.rstrip()[:-1].rpartition(b'"')[2] if _OPENING.fullmatch(between) else b""
         path = key[:60].decode(errors="replace")
         return malformed(f"{path or 'body'}: an escape is half of a surrogate pair")

@@ -170,9 +170,10 @@ def too_large(limit: int, given: str) -> HttpError:
 
 def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
     """The gzip or deflate (zlib) body; never holds more than `limit` bytes of it."""
-    if encoding == b"identity":
+    named = encoding.lower()
+    if named == b"identity":
         return body
-    bits = {b"gzip": 31, b"deflate": 15}.get(encoding.lower())
+    bits = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}.get(named)
     if bits is None:
         name = show(encoding.decode("latin-1"))
         raise malformed(f"header Content-Encoding: {name} is not gzip or deflate")

@@ -69,7 +69,7 @@ def test_a_factory_a_saved_program_and_the_only_tenant_of_a_config(config, tmp_p
     del one["applications"][0]["args"]["tenants"][1]
     (tmp_path / "one.yaml").write_text(json.dumps(one))
     assert explain(tmp_path / "one.yaml").stdout == of_tenant
-    assert "TENANT: '', allowed: norms, broken" in explain(config).output
+    assert "TENANT: missing, one of: norms, broken" in explain(config).output
 
 
 def test_the_other_device(config):
@@ -81,7 +81,7 @@ def test_the_other_device(config):
 
 @pytest.mark.parametrize(
     ("tenant", "words"),
-    [("none", ["TENANT: 'none', allowed: norms, broken"]), ("broken", ["no_such_factory"])],
+    [("none", ["TENANT: 'none', one of: norms, broken"]), ("broken", ["no_such_factory"])],
 )
 def test_mistakes_are_one_line(config, tenant, words):
     run = explain(config, tenant)

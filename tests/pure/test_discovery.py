@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from coissue.deployments import discovery
 from coissue.deployments.cli.main import app
+from coissue.deployments.discovery import SERVE_FLAGS
+from coissue.deployments.settings import SloClass
 
 
 @pytest.fixture
@@ -71,3 +73,9 @@ def test_statistics_ports_are_free_ones_where_the_usual_are_claimed(apply, monke
     for name, port in discovery.HAPROXY_PORTS.items():
         assert given[name] not in ("0", str(port))
     assert apply(**given).items() >= given.items()
+
+
+def test_a_replaced_haproxy_ends_no_request_before_its_deadline():
+    seconds = int(SERVE_FLAGS["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
+    longest = SloClass.model_json_schema()["properties"]["deadline_ms"]["maximum"]
+    assert seconds * 1000 > longest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -24,6 +25,10 @@ from coissue.deployments.handlers import (
 )
 from coissue.deployments.http.errors import HttpError
 from coissue.deployments.settings import HandlerSettings, TenantSettings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of importing Ray
+    from coissue.deployments.tenant import DedicatedTenant
 
 VOCABULARY = {"[PAD]": 0, "[UNK]": 1, "good": 2, "bad": 3, "day": 4}
 
@@ -316,6 +321,68 @@ def test_only_numbers_and_json_leave_a_deployment_of_a_tenants_own():
     for odd in ({"x": Odd()}, {1: [1.0]}, {"x": ["text"]}, {"x": [None]}):
         with pytest.raises(TypeError, match="not numbers"):
             pack_arrays(odd)
+
+
+class OddText(str):
+    """A string whose pickle ends whoever reads it."""
+
+    def __reduce__(self):
+        return sys.exit, (7,)
+
+    def __getitem__(self, key):
+        raise Stop
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise Stop
+
+
+class Odd(HttpError):
+    def __init__(self):
+        super().__init__("handler_rejected", "x")
+        self.reason = OddText("handler_rejected")
+
+    def __str__(self):
+        return OddText("odd")
+
+
+def test_only_plain_strings_say_what_went_wrong(monkeypatch):
+    """Whatever a tenant's exceptions do while they are told, in constructor and methods."""
+    Mute.__name__ = OddText("Mute")
+
+    def fail(error):
+        raise error()
+
+    module = types.ModuleType("odd_code")
+    for error in (Mute, Odd, Stop, asyncio.CancelledError):
+        name = error.__name__[0:] if type(error.__name__) is str else "Mute"
+        init = {"__init__": lambda self, error=error: fail(error)}
+        verbs = {
+            "preprocess": lambda self, payload, error=error: fail(error),
+            "postprocess": lambda self, outputs, error=error: fail(error),
+        }
+        setattr(module, f"{name}Init", type("Init", (Team,), init))
+        setattr(module, f"{name}Verbs", type("Verbs", (Team,), verbs))
+    monkeypatch.setitem(sys.modules, "odd_code", module)
+
+    async def scenario():
+        deployment = DedicatedTenant.func_or_class()
+        for name in ("Mute", "Odd", "Stop", "CancelledError"):
+            init = HandlerSettings(use=f"odd_code:{name}Init").model_dump_json()
+            verbs = HandlerSettings(use=f"odd_code:{name}Verbs").model_dump_json()
+            said = await deployment.load(init)
+            assert said.startswith(f"handler odd_code:{name}Init cannot be loaded: ")
+            assert await deployment.load(verbs) == ""
+            arrays = pack_arrays({"y": np.zeros(1)})
+            _, before = await deployment.preprocess(verbs, b"{}")
+            _, after = await deployment.postprocess(verbs, arrays, b"{}")
+            assert "handler_" in before[0]
+            assert "handler_" in after[0]
+            for text in (said, *before, *after):
+                assert type(text) is str
+
+    asyncio.run(scenario())
 
 
 def test_a_client_that_goes_while_the_handler_waits_is_no_fault_of_the_handler():

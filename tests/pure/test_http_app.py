@@ -396,7 +396,8 @@ def test_every_reason_is_answered_by_the_table(server, reason, status):
     server.client.error = InferError(reason, "a sentence", 1_500_000_000)
     reply = server.post(INFER, GOOD)
     assert (reply.status, reply.error) == (status, "a sentence")
-    assert reply.headers.get("retry-after") == ("2" if status in (429, 503) else None)
+    seconds = "60" if reason == "failed" else "2" if status in (429, 503) else None
+    assert reply.headers.get("retry-after") == seconds
     assert server.app.counts == {reason: 1}
 
 
@@ -427,7 +428,7 @@ def test_tenants_that_are_not_ready(server, name, state):
         reply = server.ask(method, path, b"{}")
         assert reply.status == 503
         assert reply.error.startswith(f"tenant '{name}' is {state}: ")
-        assert reply.headers["retry-after"] == "1"
+        assert reply.headers["retry-after"] == ("60" if state == "failed" else "1")
 
 
 def test_without_scheduler():

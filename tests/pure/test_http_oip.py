@@ -65,7 +65,7 @@ def test_parameters_and_id():
 
 
 BAD = [
-    (b"", "body: input data was truncated"),
+    (b"", "body: empty"),
     (b"hello", "body: not valid JSON"),
     (b"[]", "body: expected `object`, got `array`"),
     (b"{}", "body: object missing required field `inputs`"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import warnings
+from random import Random
 
 import pytest
 
@@ -36,6 +38,8 @@ class Scheduler:
 
     def __init__(self):
         self.tries, self.told, self.served, self.settings = [], {}, {}, None
+        #: What each tenant was last told with.
+        self.kept = {}
         self.epoch = 1
         for name in ("attached", "attach", "announce", "adopt", "configure"):
             setattr(self, name, Remote(getattr(self, "_" + name)))
@@ -47,7 +51,9 @@ class Scheduler:
         return "/x"
 
     def _configure(self, settings, note):
+        AppSettings.model_validate(settings)  # as the real one
         self.settings = settings
+        self.kept |= {tenant["name"]: tenant for tenant in settings["tenants"]}
         names = [tenant["name"] for tenant in settings["tenants"]]
         self.served = {name: version for name, version in self.served.items() if name in names}
         self.told |= {name: ("loading", "") for name in names if name not in self.told}
@@ -67,7 +73,7 @@ class Scheduler:
             raise ray.exceptions.RayTaskError("attach", "a traceback", KeyError("lost"))
         if name == "wrong":
             return "reference 0: output 'y' differs"
-        self.served[name] = version
+        self.served[name], self.kept[name] = version, tenant
         self.told[name] = ("ready", "")
         return ""
 
@@ -107,6 +113,8 @@ class Trials:
         await asyncio.sleep(0)
         if tenant.handler and "bad" in tenant.handler.use:
             raise TenantFailed("no such class")
+        if tenant.handler and "bug" in tenant.handler.use:
+            raise KeyError("lost")
 
 
 def leave(folder, tenant, version, inputs=None):
@@ -318,6 +326,75 @@ def test_a_changed_handler_replaces_the_old_one_once_it_is_loaded(make, schedule
     asyncio.run(main())
 
 
+def test_a_bug_of_ours_fails_the_tenant_too(make, scheduler):
+    async def main():
+        made = await make(app(with_handler("bug"), tenant("b")))
+        made._change(app(with_handler("bug"), tenant("b")), is_new=True)
+        states = await reconcile(made)
+        assert states == {"a": ("failed", "KeyError: 'lost'"), "b": ("ready", "")}
+
+    asyncio.run(main())
+
+
+FORMS = {
+    "shared": {},
+    "built-in": {"handler": {"use": "text"}},
+    "own": {"isolation": "dedicated", "handler": {"use": "team:good"}},
+    "other own": {"isolation": "dedicated", "handler": {"use": "team:other"}},
+    "built-in apart": {"isolation": "dedicated", "handler": {"use": "text"}},
+    "bad own": {"isolation": "dedicated", "handler": {"use": "team:bad"}},
+}
+MODELS = {"one": {}, "two": {"n": 2}, "broken": {"broken": 1}}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_change_leaves_the_others_served_and_the_last_good_one_is_what_is_served(
+    make, scheduler, seed
+):
+    rng = Random(seed)
+
+    async def main():
+        good = {}
+        made = await make(app(tenant("a"), tenant("b")))
+        made._change(app(tenant("a"), tenant("b")), is_new=True)
+        await reconcile(made)
+        for step in range(12):
+            form, model = rng.choice(list(FORMS)), rng.choice(list(MODELS))
+            share = float(rng.randint(1, 3))
+            wanted = tenant("a", kwargs=MODELS[model], share=share, **FORMS[form])
+            made._change(app(wanted, tenant("b"), tenant(f"new-{step}")))
+            if rng.random() < 0.3:
+                await made._reconcile()  # before anything is prepared
+            dies = rng.choice(("none", "scheduler", "control"))
+            if dies == "scheduler":
+                scheduler.epoch, scheduler.served, scheduler.told = step + 10, {}, {}
+            if dies == "control":  # another one takes over
+                settings = made._held_dir.read_settings()
+                other = await make(settings, dict(scheduler.served))
+                for one in other._wanted.values():
+                    one.served = one.settings
+                for made_before in made._held_dir.path.iterdir():
+                    if made_before.is_dir():
+                        shutil.copytree(made_before, other._held_dir.path / made_before.name)
+                made = other
+                made._change(app(wanted, tenant("b"), tenant(f"new-{step}")), is_new=True)
+            states = await reconcile(made)
+            is_good = form != "bad own" and model != "broken"
+            assert states["a"][0] == ("ready" if is_good else "failed"), (form, model, states)
+            assert states["b"] == states[f"new-{step}"] == ("ready", "")
+            assert set(scheduler.served) == {"a", "b", f"new-{step}"}
+            told = (
+                AppSettings.model_validate(scheduler.settings | {"tenants": [scheduler.kept["a"]]})
+                .tenants[0]
+                .model_dump()
+            )
+            good = (told | {"share": None}) if is_good else good
+            assert told["share"] == share
+            assert not good or told | {"share": None} == good
+
+    asyncio.run(main())
+
+
 def test_a_version_that_kills_the_scheduler_fails_and_the_old_one_serves(make, scheduler):
     async def main():
         made = await make(app(tenant("a"), tenant("b")))
@@ -352,6 +429,19 @@ def test_control_that_finds_its_tenants_attached_touches_none_whose_files_are_as
         assert made._captures.jobs == [("b", 3)]
         assert scheduler.tries in (["b", "c"], ["c", "b"])
         assert scheduler.served == {"a": 4, "b": 3, "c": 3}
+
+    asyncio.run(main())
+
+
+def test_control_takes_back_what_the_one_before_it_said(make, scheduler):
+    async def main():
+        settings = app(tenant("a"))
+        made = await make(settings, {"a": 4})
+        scheduler.served, scheduler.told = {"a": 4}, {"a": ("ready", "version 5 failed")}
+        leave(made._run_dir.path, settings.tenants[0], 4)
+        made._change(settings, is_new=True)
+        await reconcile(made)
+        assert scheduler.told["a"][1] == ""
 
     asyncio.run(main())
 

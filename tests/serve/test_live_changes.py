@@ -139,8 +139,36 @@ def test_a_handler_that_ends_its_process_leaves_the_old_one(live):
     after = poll("its process is back", lambda: answer_of(live, sums))
     assert after["scaled"] == before["scaled"]
     assert after["pid"] != before["pid"]
+    control = live.replica("Control")
+    os.kill(control.pid, signal.SIGKILL)  # the next one must not take the bad handler for served
+    poll("another control", lambda: live.replica("Control").pid != control.pid)
+    poll("it says why", lambda: "its process ended" in live.tenant("own").get("reason", ""))
+    again = poll("its process is back", lambda: answer_of(live, sums))
+    assert again["scaled"] == before["scaled"]
     live.deploy(first)
     poll("status is fine again", lambda: not live.tenant("own")["reason"])
+
+
+def test_a_tenant_gives_up_its_own_deployment_and_gets_it_back(live):
+    """Handler, isolation and model at once; the others, and a new scheduler, are not held up."""
+    sums, rows = json.dumps({"sizes": [1, 2]}), json.dumps({"inputs": {"input": [[1.0] * 8] * 2}})
+    first, shared = changed(live), changed(live)
+    own = tenant_of(shared, "own")
+    del own["handler"], own["isolation"]
+    own["model"]["kwargs"]["seed"] = 44
+    shared["tenants"].append(plain("beside", 45))
+    live.deploy(shared)
+    poll("the new one beside it", lambda: live.tenant("beside").get("state") == "ready")
+    poll("no handler any more", lambda: live.ask("POST", "/tenants/own", rows).json.get("outputs"))
+    pid = live.scheduler()["pid"]
+    os.kill(pid, signal.SIGKILL)
+    poll("another scheduler", lambda: live.scheduler().get("pid", pid) != pid)
+    live.wait_settled()
+    assert live.ask("POST", "/tenants/own", rows).status == 200
+    live.deploy(first)
+    assert poll("its own code again", lambda: answer_of(live, sums))["scaled"]
+    live.wait_settled()
+    assert set(live.states().values()) == {"ready"}
 
 
 def test_a_broken_model_leaves_the_old_version_and_going_back_is_quick(live, say):
