@@ -295,6 +295,9 @@ class Control:
         settings = self._note_served().model_dump(mode="json")
         try:
             keys: list[str] = await self._scheduler.configure.remote(settings, self._note)
+        except ray.exceptions.RayTaskError as bug:  # it lives: no reason to keep tenants away
+            logger.error("the scheduler refuses the settings: %s", one_line(bug))
+            keys = []
         except ray.exceptions.RayError:
             self._untold = True
             raise

@@ -202,6 +202,16 @@ def test_a_tenant_that_kills_the_scheduler_fails_after_two_tries(make, scheduler
     assert made._failures.shown == {"deadly": states["deadly"][1]}
 
 
+def test_settings_that_the_scheduler_refuses_keep_no_tenant_away(make, scheduler):
+    def refuse(settings, note):
+        raise ray.exceptions.RayTaskError("configure", "a traceback", ValueError("no"))
+
+    scheduler.configure = Remote(refuse)
+    _, states = start(make, "a", "b")
+    assert states == {"a": ("ready", ""), "b": ("ready", "")}
+    assert scheduler.tries == ["a", "b"]
+
+
 def test_an_error_of_attach_fails_that_tenant_alone(make, scheduler):
     _, states = start(make, "buggy", "wrong", "good")
     assert scheduler.tries == ["buggy", "wrong", "good"]
