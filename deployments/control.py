@@ -130,8 +130,7 @@ class Control:
         sweep_run_dirs()
         self._artifacts = Artifacts(self._run_dir.path)
         self._captures = Captures(self._run_dir.path, settings.capture)
-        app_name = serve.get_replica_context().app_name
-        self._trials = Trials(app_name, settings.capture.seconds)
+        self._trials = Trials(serve.get_replica_context().app_name, settings.capture.seconds)
         self._failures = Failures()
         self._settings = self._run_dir.read_settings() if folder else settings
         for tenant in self._settings.tenants:
@@ -346,8 +345,7 @@ class Control:
             self._plan(wanted, wanted.settings, is_current=False)
 
     async def _restart(self, keys: list[str]) -> None:
-        said = ", ".join(keys)
-        self._note = f"{said} changed, which needs a restart: the scheduler restarted for it"
+        self._note = f"{', '.join(keys)} changed, which needs a restart: the scheduler restarted"
         logger.warning("%s", self._note)
         await self._end_scheduler(orderly=True)
 
