@@ -69,7 +69,7 @@ class SchedulerHost:
         self._note = self._own_note = ""
         #: Tells one process's memory from the next.
         self.epoch = time.time_ns()
-        cache = Path(settings.device.cache or Path.home() / ".cache" / "coissue")
+        cache = settings.device.cache_dir
         native = settings.device.native_kernels
         self.forge = Forge(cache / "native", find_toolchain()) if native else None
         self.device = CpuDevice(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -67,6 +68,10 @@ class DeviceSettings(Settings):
     @property
     def memory_bytes(self) -> int:
         return self.memory_mib * MIB
+
+    @property
+    def cache_dir(self) -> Path:
+        return Path(self.cache or Path.home() / ".cache" / "coissue")
 
 
 class HealthSettings(Settings):

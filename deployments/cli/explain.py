@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,12 @@ from rich.progress import track
 from coissue.deployments.capture.artifact import Artifact
 from coissue.deployments.captures import Captures
 from coissue.deployments.config_file import load_app_config
-from coissue.deployments.settings import IMPORTED, CaptureSettings, TenantSettings
+from coissue.deployments.settings import (
+    IMPORTED,
+    CaptureSettings,
+    DeviceSettings,
+    TenantSettings,
+)
 from coissue.kernels.cpu.build import (
     BUFFER_BYTES,
     Unsuited,
@@ -26,7 +32,8 @@ from coissue.kernels.cpu.build import (
     number_arguments,
     without_folds,
 )
-from coissue.kernels.cpu.native import number_values
+from coissue.kernels.cpu.native import find_toolchain, number_values, work_folder
+from coissue.kernels.cpu.timing import open_library
 from coissue.kernels.lowered import Kernel, Lowered
 from coissue.kernels.passes.pipeline import lower
 from coissue.kernels.stitch import lower as lowering
@@ -34,6 +41,7 @@ from coissue.kernels.stitch.cpp import render_cpp
 from coissue.kernels.stitch.cuda import render_cuda
 from coissue.kernels.stitch.emit import emit
 from coissue.kernels.stitch.explain import render_svg, render_text
+from coissue.kernels.stitch.library import Library
 from coissue.kernels.stitch.plan import StitchPlan
 from coissue.kernels.stitch.price import cpu, gpu
 from coissue.kernels.stitch.runs import Run, find_runs
@@ -61,7 +69,10 @@ class Explained:
     unsuited: str
 
 
-def find_model(model: str, name: str | None) -> tuple[TenantSettings, CaptureSettings]:
+Found = tuple[TenantSettings, CaptureSettings, DeviceSettings]
+
+
+def find_model(model: str, name: str | None) -> Found:
     """The tenant `name` of a config, or what stands for the model of a factory or saved program.
     Raises `ConfigError`, and `ValueError` for what there is not."""
     if name is None and not model.endswith(CONFIG_SUFFIXES):
@@ -69,14 +80,14 @@ def find_model(model: str, name: str | None) -> tuple[TenantSettings, CaptureSet
         if source == "program" and not os.path.exists(model):
             raise ValueError(f"MODEL: no file {model!r}, and not pkg.mod:callable")
         made = {"name": "model", "model": {source: model}, "slo": ""}
-        return TenantSettings.model_validate(made), CaptureSettings()
+        return TenantSettings.model_validate(made), CaptureSettings(), DeviceSettings()
     _, settings = load_app_config(Path(model))
     found = {tenant.name: tenant for tenant in settings.tenants}
     if name is None and len(found) == 1:
         (name,) = found
     if name not in found:
         raise ValueError(f"TENANT: {repr(name) if name else 'missing'}, one of: {', '.join(found)}")
-    return found[name], settings.capture
+    return found[name], settings.capture, settings.device
 
 
 @contextmanager
@@ -105,8 +116,30 @@ def capture(tenant: TenantSettings, settings: CaptureSettings) -> Lowered:
         return lower(asyncio.run(work(Path(folder))).program, exact=tenant.exact)
 
 
-def explain_runs(lowered: Lowered, device: str, console: Console) -> list[Explained]:
-    """Every run of every kind of kernel; equal kernels are explained once."""
+@contextmanager
+def open_times(settings: DeviceSettings, seconds: float) -> Iterator[Library | None]:
+    """The performance library of this CPU, with so much time to fill it; None: there is no
+    compiler. Raises `ValueError` if it was to be filled."""
+    toolchain = find_toolchain()
+    if toolchain is None:
+        if seconds:
+            raise ValueError("--tune: no C++ compiler (g++, clang++) found")
+        yield None
+        return
+    folder = settings.cache_dir / "native"
+    library = open_library(folder, toolchain, seconds)
+    try:
+        yield library
+    finally:
+        if seconds:
+            library.save()
+            shutil.rmtree(work_folder(folder, os.getpid()), ignore_errors=True)
+
+
+def explain_runs(
+    lowered: Lowered, device: str, console: Console, times: Library | None = None
+) -> list[Explained]:
+    """Every run of every kind of kernel; equal kernels are explained once. `times`: of the CPU."""
     settings = SETTINGS[device]
     kinds: dict[str, list[int]] = {}
     for number, kernel in enumerate(lowered.kernels):
@@ -118,10 +151,11 @@ def explain_runs(lowered: Lowered, device: str, console: Console) -> list[Explai
         for run in find_runs(lowered, kernel)
     ]
     found = []
-    for numbers, kernel, run in track(work, "planning", console=console, transient=True):
+    said = "planning" if times is None or not times.is_filled else "tuning and planning"
+    for numbers, kernel, run in track(work, said, console=console, transient=True):
         made = plan(
             lowering.lower(lowered, run.ops),
-            threads=settings.threads, budget_bytes=settings.budget_bytes,
+            threads=settings.threads, budget_bytes=settings.budget_bytes, measured=times,
         )  # fmt: skip
         why = _unsuited(kernel, made) if device == "cpu" else ""
         found.append(Explained(numbers[0], len(numbers), run, made, why))

@@ -164,6 +164,15 @@ def explain(
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Whose kernels.")] = "cpu",
     source: Annotated[bool, typer.Option(help="Print what is generated, too.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Where the graphs are drawn.")] = None,
+    tune: Annotated[
+        float,
+        typer.Option(
+            help="Seconds for timing single ops on this CPU first; kept for all later plans.",
+            min=0,
+            max=86_400,
+            metavar="SECONDS",
+        ),
+    ] = 0,
 ) -> None:
     """Show what the stitching compiler makes of a model's memory-bound ops, and why not more."""
     from coissue.deployments.captures import TenantFailed
@@ -171,8 +180,17 @@ def explain(
 
     progress = Console(stderr=True)
     try:
-        lowered = explaining.capture(*explaining.find_model(model, tenant))
-        runs = explaining.explain_runs(lowered, device, progress)
+        found, capture, machine = explaining.find_model(model, tenant)
+        lowered = explaining.capture(found, capture)
+        if device == "cuda" and tune:
+            raise ValueError("--tune: this CPU is timed, for --device cpu only")
+        if device == "cuda":
+            runs = explaining.explain_runs(lowered, device, progress)
+        else:
+            with explaining.open_times(machine, tune) as times:
+                runs = explaining.explain_runs(lowered, device, progress, times)
+                if times is not None and tune:
+                    progress.print(f"{times.misses} ops timed", highlight=False)
         if svg is not None:
             svg.write_text(explaining.render_picture(runs))
     except ConfigError as error:

@@ -31,6 +31,7 @@ from coissue.kernels.cpu.native import (
     compile_source,
     number_values,
 )
+from coissue.kernels.cpu.timing import open_library
 from coissue.kernels.ir import Op
 from coissue.kernels.lowered import Kernel, Lowered, Mode
 from coissue.kernels.passes.fold import find_folds
@@ -81,7 +82,8 @@ def build_run(order: Order, ops: Sequence[Op]) -> Run:
     """Raises `Unsuited` or `NativeError`."""
     lowered, kernel = order.lowered, order.kernel
     graph = lower(lowered, ops)
-    stitched = plan(graph, threads=1, budget_bytes=BUFFER_BYTES)
+    known = open_library(Path(order.folder), order.toolchain)
+    stitched = plan(graph, threads=1, budget_bytes=BUFFER_BYTES, measured=known)
     places = {value: place for place, value in enumerate(number_values(kernel))}
     arguments, scratch = number_arguments(stitched, places)
     calls = []

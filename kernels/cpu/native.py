@@ -116,6 +116,10 @@ class Toolchain:
     def name_of(self, source: str) -> str:
         return hash_text(self.description, source)
 
+    def find_times(self, folder: Path) -> Path:
+        """The performance library of this compiler and processor: see `timing`."""
+        return folder / f"times-{hash_text(self.description)}.json"
+
 
 def hash_text(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:NAME_DIGITS]
@@ -193,6 +197,13 @@ def _first_error(text: str) -> str:
     return found[max(found.find("error:"), 0) :]
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""
+
+
 @cache
 def digest_generator() -> str:
     """Of all code that decides what a kernel becomes: what an older one planned is not read."""
@@ -233,6 +244,8 @@ class Forge:
         #: Key -> one of `STATES`: failed if in part.
         self._states: dict[str, str] = {}
         self._libraries: dict[str, ctypes.CDLL] = {}
+        #: What times plans are made by: with others, kernels are built anew.
+        self._times = _read_text(toolchain.find_times(folder)) if toolchain else ""
         if toolchain is None:
             logger.warning(
                 "no C++ compiler (%s) found: memory-bound ops run one by one", ", ".join(COMPILERS)
@@ -294,7 +307,8 @@ class Forge:
 
     def _key(self, kernel: Kernel) -> str:
         assert self._toolchain is not None
-        return hash_text(kernel.signature, self._toolchain.description, digest_generator())
+        by = self._toolchain.description, digest_generator(), self._times
+        return hash_text(kernel.signature, *by)
 
     def _find(self, key: str) -> Build | None:
         """The kernel as it was built before; None: not built, or not whole any more."""

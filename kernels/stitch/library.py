@@ -49,7 +49,7 @@ class Library:
 
     def __call__(self, graph: Graph, index: int, schedule: Schedule) -> float | None:
         key = describe(graph, index, schedule, self._threads)
-        if key not in self._times and self._measure is not None and self._left_ns > 0:
+        if key not in self._times and self._measure is not None and self.is_filled:
             self.misses += 1
             start_ns = self._now_ns()
             found = self._measure(*isolate(graph, index, schedule, self._threads, self._machine))
@@ -57,6 +57,11 @@ class Library:
             if found is not None:
                 self._times[key] = found
         return self._times.get(key)
+
+    @property
+    def is_filled(self) -> bool:
+        """What is not known yet is measured."""
+        return self._measure is not None and self._left_ns > 0
 
     def save(self) -> None:
         """Writes all times, those that others have written since as well."""

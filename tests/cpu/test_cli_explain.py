@@ -72,6 +72,20 @@ def test_a_factory_a_saved_program_and_the_only_tenant_of_a_config(config, tmp_p
     assert "TENANT: missing, one of: norms, broken" in explain(config).output
 
 
+def test_ops_are_timed_for_a_while_and_what_is_known_is_kept(config, tmp_path):
+    """A second is enough for one op at least, whatever else the machine does."""
+    own = json.loads(config.read_text())
+    own["applications"][0]["args"]["device"]["cache"] = str(tmp_path / "cache")
+    (tmp_path / "own.yaml").write_text(json.dumps(own))
+    run = explain(tmp_path / "own.yaml", "norms", "--tune", "1")
+    assert run.exit_code == 0
+    assert int(run.stderr.strip().split(" ops timed")[0].rpartition("\n")[2]) > 0
+    (left,) = (tmp_path / "cache" / "native").iterdir()
+    assert left.name.startswith("times-")
+    assert json.loads(left.read_text())["times"]
+    assert "cpu only" in explain(config, "norms", "--tune", "1", "--device", "cuda").stderr
+
+
 def test_the_other_device(config):
     run = explain(config, "norms", "--device", "cuda", "--source")
     assert run.exit_code == 0

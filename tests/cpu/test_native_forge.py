@@ -14,9 +14,11 @@ import numpy as np
 import programs
 import pytest
 
-from coissue.kernels.cpu import native, stitched
+from coissue.kernels.cpu import native, stitched, timing
 from coissue.kernels.cpu.device import CpuDevice
 from coissue.kernels.passes.pipeline import lower
+from coissue.kernels.stitch.builder import GraphBuilder
+from coissue.kernels.stitch.schedules import WHOLE
 
 
 @pytest.fixture
@@ -79,6 +81,40 @@ def test_a_warm_cache_is_adopted_at_attach(tmp_path, forges, monkeypatch):
     assert count_choices(rig) > 0
     for turn in range(stitched.TRIALS + 1):
         answer(model, rig, turn)
+
+
+def test_ops_are_timed_once_and_kernels_are_built_by_the_times(tmp_path, forges, caplog):
+    first, chain = forges(), native_rig.find_chain()
+    attach(make_device(tmp_path, first), name="cnn")
+    first.wait()
+    assert first.states()["waiting"] == 0
+    folder = tmp_path / "native"
+    before = sorted(path.name for path in folder.glob("*.so"))
+    library = timing.open_library(folder, chain, 3600.0)
+    graph = chain_of("exp", "neg")
+    assert [n > 0 for n in (library(graph, node, WHOLE) for node in (1, 2))] == [True, True]
+    assert library.misses == 2
+    library(graph, 1, WHOLE)
+    assert library.misses == 2
+    library.save()
+    assert sorted(path.name for path in folder.glob("*.so")) == before  # what it ran is gone
+    known = timing.open_library(folder, chain)
+    assert known(graph, 1, WHOLE) == library(graph, 1, WHOLE)
+    assert known(chain_of("tanh", "neg"), 1, WHOLE) is None
+    again = forges()
+    model, rig = attach(make_device(tmp_path, again), name="cnn")
+    assert again.states()["waiting"] > 0  # by other times, so perhaps otherwise
+    again.wait()
+    assert count_choices(rig) > 0
+    answer(model, rig)
+
+
+def chain_of(*names):
+    b = GraphBuilder()
+    node = b.parameter((4, 32), "f32", 0, True)
+    for name in names:
+        node = b.pointwise(name, node)
+    return b.finish([(node, 1, b.shape(node))])
 
 
 @pytest.mark.parametrize("pattern", ["*.so", "*.json"])
