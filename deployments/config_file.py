@@ -283,7 +283,11 @@ def _check_deployments(application: Any, where: str) -> None:
             raise ConfigError(f"{path}.max_ongoing_requests: set args.pool.ongoing_requests")
 
 
-_SENTENCES: Final = {"extra_forbidden": "unknown key", "missing": "missing"}
+_SENTENCES: Final = {
+    "extra_forbidden": "unknown key",
+    "missing": "missing",
+    "too_short": "at least one is needed",
+}
 
 
 def _explain(error: ValidationError, where: str, given: Any) -> list[str]:
@@ -302,7 +306,7 @@ def _explain(error: ValidationError, where: str, given: Any) -> list[str]:
         first, kind = errors[0], errors[0]["type"]
         if kind in _SENTENCES:
             said = _SENTENCES[kind]
-        elif kind not in ("value_error", "too_short"):
+        elif kind != "value_error":
             said += f", not {_show(first['input'])}"
         # A check of the whole application has a line for each path below it.
         glue = "." if kind == "value_error" and path == where else ": "

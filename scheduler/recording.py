@@ -21,7 +21,7 @@ from coissue.scheduler import messages
 from coissue.scheduler.core import Core
 from coissue.scheduler.messages import Attached, Command, Event, SignatureId
 from coissue.scheduler.plain import PlainError, from_plain, to_plain
-from coissue.scheduler.ports import CoreLimits, CostView
+from coissue.scheduler.ports import CoreLimits, CostView, InvariantViolation
 
 VERSION: Final = 3
 _EVENTS: Final = {
@@ -176,7 +176,8 @@ class _Told:
 def replay(lines: Iterable[str], *, check: bool = False) -> Core:
     """Feeds the recorded events to a fresh core; the core at the end.
 
-    Raises ReplayError at the first turn whose commands differ, and with `check` InvariantViolation.
+    Raises ReplayError at the first turn whose commands differ, or that breaks an invariant (those
+    that cost much are looked at with `check`).
     """
     told, core = _Told(), None
     for turn in read_turns(lines):
@@ -188,13 +189,13 @@ def replay(lines: Iterable[str], *, check: bool = False) -> Core:
         told.begin(turn)
         try:
             commands = encode(core.handle(*turn.events))
-        except ReplayError as error:
+            if check:
+                core.check()
+        except (ReplayError, InvariantViolation) as error:
             raise ReplayError(f"line {turn.line}: {error}") from None
         if commands != turn.commands:
             raise ReplayError(f"line {turn.line}: {_difference(commands, turn.commands)}")
         core.trace.take()
-        if check:
-            core.check()
     if core is None:
         raise ReplayError("line 1: the recording is empty")
     return core

@@ -11,7 +11,6 @@ import pytest
 from coissue.scheduler.core import Core
 from coissue.scheduler.null_device import LinearCost
 from coissue.scheduler.policies import POLICIES
-from coissue.scheduler.ports import InvariantViolation
 from coissue.scheduler.recording import Recorder, ReplayError, replay
 from coissue.scheduler.simulation import Scenario, simulate
 from load_tests.sim.drawn import LearningCost, draw_scenario
@@ -75,7 +74,7 @@ def test_a_turn_that_broke_the_core_breaks_its_replay(monkeypatch):
     lines = record(draw_scenario(1), 1)
     last = json.loads(lines[-1])
     last["events"][-1][1] = 0  # the time goes back
-    with pytest.raises(InvariantViolation, match="event times"):
+    with pytest.raises(ReplayError, match=rf"line {len(lines) + 1}: event times"):
         replay([*lines, json.dumps(last)])
 
 
