@@ -76,6 +76,15 @@ class Wanted:
         """The served version goes with all of `tenant` from now on."""
         self.served, self.state, self.reason = tenant, "ready", ""
 
+    def describe_next(self, found: int) -> str:
+        """What `/status` says until that version (0: one that is to be captured) is served."""
+        serves = f"version {self.serving} serves"
+        if self.serving and found != self.serving:
+            return f"another version is being prepared, {serves}"
+        if self.serving and self.settings_for(found).handler != self.settings.handler:
+            return f"another handler is being loaded, {serves}"
+        return ""
+
     def fail(self, version: int, reason: str) -> None:
         if self.serving:
             what = f"version {version}" if version != self.serving else "the changed handler"
@@ -201,10 +210,9 @@ class Control:
             return
         wanted.drop_job()
         wanted.fresh, wanted.tries = 0, Counter()
-        wanted.state, wanted.reason = "ready" if version else "loading", ""
+        wanted.state = "ready" if version else "loading"
         found = 0 if is_other else self._artifacts.find(tenant, version, is_current=is_current)
-        if version and found != version:
-            wanted.reason = f"another version is being prepared, version {version} serves"
+        wanted.reason = wanted.describe_next(found)
         wanted.job = asyncio.ensure_future(self._prepare(wanted, tenant, found))
 
     async def _prepare(self, wanted: Wanted, tenant: TenantSettings, found: int) -> None:

@@ -102,7 +102,8 @@ class PoolHandlers:
             raise HttpError("unknown_tenant", f"no tenant {info.name!r}")
         is_own = is_own_code(info.handler)
         if is_own and info.name not in self._dedicated:
-            said = f"the deployment of tenant {info.name!r} is gone, what comes instead is loading"
+            why = info.reason or "what comes instead is loading"
+            said = f"the handler of tenant {info.name!r} went with its deployment: {why}"
             raise HttpError("loading", said)
         if is_own or self._dedicated.get(info.name) == info.handler:
             if info.name not in self._handles:

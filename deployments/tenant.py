@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -23,10 +25,10 @@ from ray.serve.handle import DeploymentHandle
 from coissue.deployments.channel.client import SchedulerClient
 from coissue.deployments.discovery import BLIND, as_deployment, find_endpoint
 from coissue.deployments.handlers import (
+    HANDLERS_KEPT,
     Arrays,
     Broken,
     Handler,
-    LoadedHandlers,
     is_cancelled,
     load_handler,
     name_of,
@@ -65,20 +67,33 @@ class DedicatedTenant:
     """Runs one tenant's handler: the one that goes with the version that a request is for."""
 
     def __init__(self) -> None:
-        self._loaded = LoadedHandlers()
+        #: Settings as JSON -> handler; the newest last.
+        self._handlers: dict[str, asyncio.Future[Handler]] = {}
+
+    async def is_up(self) -> bool:
+        return True
 
     async def load(self, settings: str) -> str:
         """Why it cannot be loaded; empty: it is. Here and not in the constructor, so that code
         which ends the process does not fail the whole application."""
-        loaded = self._find(settings)
+        loaded = await self._find(settings)
         return loaded.message if isinstance(loaded, Broken) else ""
 
-    def _find(self, settings: str) -> Handler:
-        return self._loaded.find("", settings)
+    async def _find(self, settings: str) -> Handler:
+        found = self._handlers.get(settings)
+        if found is None:
+            found = self._handlers[settings] = load_apart(settings)
+            while len(self._handlers) > HANDLERS_KEPT:
+                del self._handlers[next(iter(self._handlers))]
+        handler = await asyncio.shield(found)
+        if isinstance(handler, Broken):  # what it lacks may come
+            self._handlers.pop(settings, None)
+        return handler
 
     async def preprocess(self, settings: str, payload: bytes) -> Settled:
         async def work() -> bytes:
-            arrays = await self._find(settings).preprocess(msgspec.json.decode(payload))
+            handler = await self._find(settings)
+            arrays = await handler.preprocess(msgspec.json.decode(payload))
             with naming(_use_of(settings), "preprocess"):
                 return pack_arrays(arrays)
 
@@ -87,12 +102,27 @@ class DedicatedTenant:
     async def postprocess(self, settings: str, outputs: bytes, payload: bytes) -> Settled:
         async def work() -> bytes:
             given = unpack_arrays(outputs), msgspec.json.decode(payload)
-            made = await self._find(settings).postprocess(*given)
+            made = await (await self._find(settings)).postprocess(*given)
             with naming(_use_of(settings), "postprocess"):
                 _, _, body = plain.format_payload(await plain.encode_arrays(made))
                 return body
 
         return await settle(work())
+
+
+def load_apart(settings: str) -> asyncio.Future[Handler]:
+    """In a thread of its own: code that takes its time, or never comes back, holds up neither the
+    handler that is served nor the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Handler] = loop.create_future()
+
+    def work() -> None:
+        loaded = load_handler(HandlerSettings.model_validate_json(settings))
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(future.set_result, loaded)
+
+    threading.Thread(target=work, daemon=True, name="handler").start()
+    return future
 
 
 @lru_cache(64)

@@ -47,6 +47,7 @@ class Trials:
         said = f"handler {handler.use} cannot be loaded:"
         for _ in range(TRIES):
             try:
+                await handle.is_up.remote()  # Serve's time to start it is not the handler's
                 async with asyncio.timeout(self._seconds):
                     return str(await handle.load.remote(handler.model_dump_json()))
             except TimeoutError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import numpy as np
 
@@ -19,6 +20,18 @@ class Leaves:
 
     def __init__(self) -> None:
         os._exit(3)
+
+
+class Waits:
+    """Its constructor waits for a file; then like `Sums`."""
+
+    def __init__(self, path: str) -> None:
+        while not os.path.exists(path):
+            time.sleep(0.05)
+        self.preprocess = Sums().preprocess
+
+    def postprocess(self, outputs):
+        return {"waited": True}
 
 
 class Sums:

@@ -149,6 +149,23 @@ def test_a_handler_that_ends_its_process_leaves_the_old_one(live):
     poll("status is fine again", lambda: not live.tenant("own")["reason"])
 
 
+def test_the_old_handler_serves_while_another_takes_its_time(live, tmp_path):
+    sums, file = json.dumps({"sizes": [1, 2]}), tmp_path / "go"
+    settings, first = changed(live), changed(live)
+    slow = {"use": "own_handler:Waits", "kwargs": {"path": str(file)}}
+    tenant_of(settings, "own")["handler"] = slow
+    with Traffic(live, {"own": (sums, {})}) as traffic:
+        live.deploy(settings)
+        poll("status says so", lambda: "being loaded" in live.tenant("own").get("reason", ""))
+        traffic.wait_more()
+        assert all(b"scaled" in seen.body for seen in traffic.seen["own"])
+        file.touch()
+        poll("the new one", lambda: b"waited" in traffic.seen["own"][-1].body)
+    assert not traffic.failures("own")
+    live.deploy(first)
+    poll("the old one again", lambda: answer_of(live, sums).get("scaled"))
+
+
 def test_a_tenant_gives_up_its_own_deployment_and_gets_it_back(live):
     """Handler, isolation and model at once; the others, and a new scheduler, are not held up."""
     sums, rows = json.dumps({"sizes": [1, 2]}), json.dumps({"inputs": {"input": [[1.0] * 8] * 2}})
