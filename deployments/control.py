@@ -342,6 +342,7 @@ class Control:
         self._note_served()
         self._artifacts.prune(tenant.name, {version, wanted.fresh})
         if wanted.fresh or wanted.job:
+            await self._announce(wanted)
             return
         now = wanted.settings
         if adjust(tenant, now) == now and self._artifacts.serves(now, version, is_current=False):

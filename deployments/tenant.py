@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from ray import serve
@@ -44,6 +43,7 @@ from coissue.deployments.http.intake import SPARE, IntakeLimits
 from coissue.deployments.settings import MIB, HandlerSettings
 
 log = logging.getLogger("coissue.handlers")
+T = TypeVar("T")
 
 #: (value, None) or (None, (reason, sentence)): what crosses from a tenant's code to the pool is
 #: bytes and strings made here, because reading an object of a tenant's own would run its code.
@@ -67,8 +67,8 @@ class DedicatedTenant:
     """Runs one tenant's handler: the one that goes with the version that a request is for."""
 
     def __init__(self) -> None:
-        #: Settings as JSON -> handler; the newest last.
-        self._handlers: dict[str, asyncio.Future[Handler]] = {}
+        #: By settings as JSON; the newest last.
+        self._handlers: dict[str, Apart] = {}
 
     async def is_up(self) -> bool:
         return True
@@ -76,53 +76,62 @@ class DedicatedTenant:
     async def load(self, settings: str) -> str:
         """Why it cannot be loaded; empty: it is. Here and not in the constructor, so that code
         which ends the process does not fail the whole application."""
-        loaded = await self._find(settings)
+        loaded = await (await self._find(settings)).loaded
         return loaded.message if isinstance(loaded, Broken) else ""
 
-    async def _find(self, settings: str) -> Handler:
+    async def _find(self, settings: str) -> Apart:
+        """The handler, once its constructor has come back."""
         found = self._handlers.get(settings)
         if found is None:
-            found = self._handlers[settings] = load_apart(settings)
-            while len(self._handlers) > HANDLERS_KEPT:
-                del self._handlers[next(iter(self._handlers))]
-        handler = await asyncio.shield(found)
-        if isinstance(handler, Broken):  # what it lacks may come
+            found = self._handlers[settings] = Apart(settings)
+        loaded = await asyncio.shield(found.loaded)
+        if isinstance(loaded, Broken):  # what it lacks may come
             self._handlers.pop(settings, None)
-        return handler
+        else:
+            done = [key for key, handler in self._handlers.items() if handler.loaded.done()]
+            for key in done[:-HANDLERS_KEPT]:
+                del self._handlers[key]
+        return found
 
     async def preprocess(self, settings: str, payload: bytes) -> Settled:
-        async def work() -> bytes:
-            handler = await self._find(settings)
+        async def work(handler: Handler) -> bytes:
             arrays = await handler.preprocess(msgspec.json.decode(payload))
             with naming(_use_of(settings), "preprocess"):
                 return pack_arrays(arrays)
 
-        return await settle(work())
+        return await (await self._find(settings)).run(work)
 
     async def postprocess(self, settings: str, outputs: bytes, payload: bytes) -> Settled:
-        async def work() -> bytes:
+        async def work(handler: Handler) -> bytes:
             given = unpack_arrays(outputs), msgspec.json.decode(payload)
-            made = await (await self._find(settings)).postprocess(*given)
+            made = await handler.postprocess(*given)
             with naming(_use_of(settings), "postprocess"):
                 _, _, body = plain.format_payload(await plain.encode_arrays(made))
                 return body
 
-        return await settle(work())
+        return await (await self._find(settings)).run(work)
 
 
-def load_apart(settings: str) -> asyncio.Future[Handler]:
-    """In a thread of its own: code that takes its time, or never comes back, holds up neither the
-    handler that is served nor the end of the process."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Handler] = loop.create_future()
+class Apart:
+    """A handler with a thread and an event loop of its own, for constructor and methods alike: code
+    that takes its time, or never comes back, leaves the handler that is served alone. The thread
+    stays until the process ends, which does not wait for it."""
 
-    def work() -> None:
-        loaded = load_handler(HandlerSettings.model_validate_json(settings))
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(future.set_result, loaded)
+    def __init__(self, settings: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="handler").start()
 
-    threading.Thread(target=work, daemon=True, name="handler").start()
-    return future
+        async def load() -> Handler:
+            return load_handler(HandlerSettings.model_validate_json(settings))
+
+        self.loaded = self._start(load())
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def run(self, work: Callable[[Handler], Coroutine[Any, Any, bytes]]) -> Settled:
+        """`work` on the handler, there."""
+        return await self._start(settle(work(await self.loaded)))
 
 
 @lru_cache(64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import types
 import warnings
 
@@ -13,6 +14,7 @@ from http_fakes import Server, drive, tenant
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from coissue.deployments.handlers import (
+    HANDLERS_KEPT,
     Classes,
     LoadedHandlers,
     Own,
@@ -381,6 +383,60 @@ def test_only_plain_strings_say_what_went_wrong(monkeypatch):
             assert "handler_" in after[0]
             for text in (said, *before, *after):
                 assert type(text) is str
+
+    asyncio.run(scenario())
+
+
+class Bound(Team):
+    """Lives in one thread with a running loop, as connections and clients do."""
+
+    def __init__(self):
+        self.factor, self.home = 1, (asyncio.get_running_loop(), threading.get_ident())
+
+    def preprocess(self, payload):
+        assert self.home == (asyncio.get_running_loop(), threading.get_ident())
+        return super().preprocess(payload)
+
+    async def postprocess(self, outputs):
+        assert self.home == (asyncio.get_running_loop(), threading.get_ident())
+        return await super().postprocess(outputs)
+
+
+class Stuck(Team):
+    """Its constructor waits for the test."""
+
+    go = threading.Event()
+
+    def __init__(self, number):
+        self.go.wait()
+
+
+def test_constructor_and_methods_share_a_thread_and_a_loop_of_their_own(monkeypatch):
+    module = types.ModuleType("own_code")
+    module.Bound, module.Stuck, Stuck.go = Bound, Stuck, threading.Event()
+    monkeypatch.setitem(sys.modules, "own_code", module)
+
+    async def scenario():
+        deployment = DedicatedTenant.func_or_class()
+        bound = HandlerSettings(use="own_code:Bound").model_dump_json()
+        stuck = [
+            HandlerSettings(use="own_code:Stuck", kwargs={"number": n}).model_dump_json()
+            for n in range(5)
+        ]
+        assert await deployment.load(bound) == ""
+        before = deployment._handlers[bound]
+        hanging = [asyncio.ensure_future(deployment.load(one)) for one in stuck]
+        packed = pack_arrays({"y": np.ones((1, 1))})
+        for _ in range(3):  # however many hang
+            value, wrong = await deployment.preprocess(bound, b"{}")
+            assert wrong is None
+            np.testing.assert_array_equal(unpack_arrays(value)["x"], np.ones((1, 4)))
+            assert await deployment.postprocess(bound, packed, b"{}") == (b'{"first":1.0}', None)
+        assert deployment._handlers[bound] is before
+        assert not any(one.done() for one in hanging)
+        Stuck.go.set()
+        assert await asyncio.gather(*hanging) == [""] * 5
+        assert len(deployment._handlers) == HANDLERS_KEPT
 
     asyncio.run(scenario())
 

@@ -336,6 +336,23 @@ def test_a_changed_handler_replaces_the_old_one_once_it_is_loaded(make, schedule
     asyncio.run(main())
 
 
+def test_what_is_being_prepared_is_told_to_a_new_scheduler_too(make, scheduler):
+    async def main():
+        made = await make(app(with_handler("one")))
+        made._change(app(with_handler("one")), is_new=True)
+        await reconcile(made)
+        made._change(app(with_handler("two")))
+        scheduler.epoch, scheduler.served, scheduler.told = 5, {}, {}
+        await made._reconcile()
+        assert scheduler.served == {"a": 1}
+        said = "another handler is being loaded, version 1 serves"
+        assert scheduler.told["a"][1] == said
+        assert (await reconcile(made))["a"] == ("ready", "")
+        assert scheduler.told["a"][1] == ""
+
+    asyncio.run(main())
+
+
 def test_a_bug_of_ours_fails_the_tenant_too(make, scheduler):
     async def main():
         made = await make(app(with_handler("bug"), tenant("b")))
