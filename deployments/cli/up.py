@@ -93,22 +93,34 @@ def _check_http(config: dict[str, Any], address: str | None) -> None:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C or SIGTERM; the second Ctrl-C interrupts as usual."""
+    """Set by the first Ctrl-C or SIGTERM, at once, also while the main thread is in a call of Ray's
+    that does not come back; the second Ctrl-C interrupts as usual."""
     interrupted = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+
+    def listen() -> None:
+        while came := reader.recv(1):
+            if came[0] in numbers:
+                interrupted.set()
 
     def interrupt(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        interrupted.set()
 
-    before = {
-        number: signal.signal(number, interrupt)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    thread = threading.Thread(target=listen, daemon=True, name="coissue-signals")
+    thread.start()
+    told = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield interrupted
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(told)
+        writer.close()
+        thread.join()
+        reader.close()
 
 
 @contextlib.contextmanager
