@@ -23,7 +23,7 @@ from coissue.deployments.handlers import Handler, LoadedHandlers
 from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.http.errors import HttpError
 from coissue.deployments.settings import AppSettings, HandlerSettings
-from coissue.deployments.tenant import DedicatedTenant, RemoteHandler
+from coissue.deployments.tenant import DedicatedTenant, Deployed, RemoteHandler
 
 #: For control to say why there is no scheduler.
 EXPLAIN_SECONDS: Final = 2.0
@@ -82,7 +82,7 @@ class PoolHandlers:
         #: Tenants with a deployment of their own -> the handler that it is for.
         self._dedicated: dict[str, str] = {}
         #: By deployment; each has a router of its own.
-        self._handles: dict[str, DeploymentHandle[DedicatedTenant]] = {}
+        self._handles: dict[str, Deployed] = {}
 
     def expect(self, settings: AppSettings) -> None:
         """Load what is to come while the versions before it are still served."""
@@ -92,7 +92,8 @@ class PoolHandlers:
             for t in settings.tenants
             if t.isolation == "dedicated" and t.handler
         }
-        self._handles = {n: h for n, h in self._handles.items() if n in self._dedicated}
+        for name in self._handles.keys() - self._dedicated.keys():
+            self._handles.pop(name).end(is_removed=name not in self._names)
         self._loaded.expect(t for t in settings.tenants if t.isolation == "shared")
 
     def find(self, info: TenantInfo) -> Handler | None:
@@ -107,8 +108,8 @@ class PoolHandlers:
             raise HttpError("loading", said)
         if is_own or self._dedicated.get(info.name) == info.handler:
             if info.name not in self._handles:
-                self._handles[info.name] = DeploymentHandle(info.name, self._app_name)
-            return RemoteHandler(info.name, self._handles[info.name], info.handler)
+                self._handles[info.name] = Deployed(info.name, self._app_name)
+            return RemoteHandler(self._handles[info.name], info.handler)
         return self._loaded.find(info.name, info.handler)
 
 

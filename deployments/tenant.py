@@ -139,34 +139,60 @@ def _use_of(settings: str) -> str:
     return HandlerSettings.model_validate_json(settings).use
 
 
-class RemoteHandler:
-    """The handler of a `DedicatedTenant`, seen from the pool; `settings` is its JSON."""
+class Deployed:
+    """The deployment of one tenant's code, seen from the pool."""
 
-    def __init__(self, name: str, handle: DeploymentHandle[DedicatedTenant], settings: str) -> None:
-        self._name = name
-        self._handle = handle
-        self._settings = settings
+    def __init__(self, name: str, app_name: str) -> None:
+        self.name = name
+        self.handle: DeploymentHandle[DedicatedTenant] = DeploymentHandle(name, app_name)
+        #: Why nothing comes any more: a call would wait for another replica for ever.
+        self._end: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
 
-    async def preprocess(self, payload: Any) -> Any:
-        sent = msgspec.json.encode(payload)
-        return unpack_arrays(await self._call(self._handle.preprocess.remote(self._settings, sent)))
+    def end(self, *, is_removed: bool) -> None:
+        """The settings have no such deployment any more."""
+        self._end.set_result(
+            ("unknown_tenant", f"no tenant {self.name!r}")
+            if is_removed
+            else ("loading", f"the deployment of tenant {self.name!r} is gone")
+        )
 
-    async def postprocess(self, outputs: Arrays, payload: Any) -> Any:
-        sent = pack_arrays(outputs), msgspec.json.encode(payload)
-        return msgspec.Raw(await self._call(self._handle.postprocess.remote(self._settings, *sent)))
-
-    async def _call(self, response: Awaitable[Settled]) -> bytes:
+    async def call(self, response: Awaitable[Settled]) -> bytes:
+        waiting = asyncio.ensure_future(response)
+        both: set[asyncio.Future[Any]] = {waiting, self._end}
         try:
-            value, error = await response
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise HttpError(*self._end.result())
+            value, error = waiting.result()
         except (RayError, RayServeException, asyncio.CancelledError) as lost:
             if is_cancelled(lost):
                 raise
             raise HttpError(
-                "restarting", f"the deployment of tenant {self._name!r} is restarting"
+                "restarting", f"the deployment of tenant {self.name!r} is restarting"
             ) from lost
+        finally:
+            waiting.cancel()
         if error is not None:
             raise HttpError(*error)
         return value
+
+
+class RemoteHandler:
+    """The handler of a `DedicatedTenant`, seen from the pool; `settings` is its JSON."""
+
+    def __init__(self, deployed: Deployed, settings: str) -> None:
+        self._deployed = deployed
+        self._settings = settings
+
+    async def preprocess(self, payload: Any) -> Any:
+        sent = msgspec.json.encode(payload)
+        response = self._deployed.handle.preprocess.remote(self._settings, sent)
+        return unpack_arrays(await self._deployed.call(response))
+
+    async def postprocess(self, outputs: Arrays, payload: Any) -> Any:
+        sent = pack_arrays(outputs), msgspec.json.encode(payload)
+        response = self._deployed.handle.postprocess.remote(self._settings, *sent)
+        return msgspec.Raw(await self._deployed.call(response))
 
 
 @serve.deployment(ray_actor_options=BLIND, max_ongoing_requests=IntakeLimits().ongoing + SPARE)
