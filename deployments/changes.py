@@ -15,7 +15,7 @@ from coissue.deployments.settings import AppSettings, TenantSettings
 #: Of a tenant: adjusted in place, whatever serves it.
 _ADJUSTED: Final = ("slo", "share", "limits", "nan")
 #: Decided by what is captured (model), or taken over once the handler is loaded.
-_PREPARED: Final = ("model", "handler", "isolation")
+PREPARED: Final = ("model", "handler", "isolation")
 #: Of the scheduler.
 _LIVE: Final = {"policy", "health"}
 
@@ -37,5 +37,5 @@ def adjust(served: TenantSettings, now: TenantSettings) -> TenantSettings:
 
 def is_lowered_anew(old: TenantSettings, new: TenantSettings) -> bool:
     """A key changed that is built into the attached program, though not into the captured one."""
-    kept = (*_ADJUSTED, *_PREPARED)
+    kept = (*_ADJUSTED, *PREPARED)
     return any(getattr(old, key) != value for key, value in new if key not in kept)

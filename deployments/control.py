@@ -23,7 +23,7 @@ from ray import serve
 
 from coissue.deployments.actor import find_scheduler, start_scheduler
 from coissue.deployments.captures import Artifacts, Captures, TenantFailed
-from coissue.deployments.changes import adjust, is_lowered_anew
+from coissue.deployments.changes import PREPARED, adjust, is_lowered_anew
 from coissue.deployments.channel.frames import printable
 from coissue.deployments.discovery import BLIND, CONTROL, HEALTH_SECONDS
 from coissue.deployments.failures import Failures
@@ -41,7 +41,7 @@ STOP_SECONDS: Final = 10
 #: For a scheduler that is there already to say so: Ray may just be starting it again.
 ADOPT_SECONDS: Final = 60
 #: What a tenant's job depends on: another one begins when they change.
-PREPARED: Final = ("model", "limits", "handler", "isolation")
+JOB_KEYS: Final = (*PREPARED, "limits")
 #: A version that the scheduler did not survive attaching so many times is failed.
 ATTACH_TRIES: Final = 2
 
@@ -205,7 +205,7 @@ class Control:
         """How the tenant gets from its `old` settings to what it is to be."""
         tenant, version = wanted.settings, wanted.serving
         is_other = is_lowered_anew(old, tenant)
-        is_same = all(getattr(old, key) == getattr(tenant, key) for key in PREPARED)
+        is_same = all(getattr(old, key) == getattr(tenant, key) for key in JOB_KEYS)
         if wanted.job is not None and is_same and not is_other:
             return
         wanted.drop_job()

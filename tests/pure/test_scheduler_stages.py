@@ -114,8 +114,10 @@ def test_without_admission_only_limits_reject():
 
 def test_caution_rises_with_misses_and_falls_with_hits():
     bench = Bench(tenant("a", *chain(7)))
-    core = bench.core
-    cautions = lambda: (core.window.tenants["a"].caution, core.admission.caution)  # noqa: E731
+
+    def cautions():
+        return bench.core.window.tenants["a"].caution, bench.core.admission.caution
+
     (first,) = launches(bench.send(bench.submit(1)))
     bench.send(bench.submit(2, deadline_ns=bench.now_ns + 230))  # 110 of 120 spare ns are waited
     (launch,) = launches(bench.land(first))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import numpy as np
 
@@ -23,11 +22,11 @@ class Leaves:
 
 
 class Waits:
-    """Its constructor waits for a file; then like `Sums`."""
+    """Its constructor waits until somebody writes to the named pipe; then like `Sums`."""
 
     def __init__(self, path: str) -> None:
-        while not os.path.exists(path):
-            time.sleep(0.05)
+        with open(path) as pipe:
+            pipe.read()
         self.preprocess = Sums().preprocess
 
     def postprocess(self, outputs):

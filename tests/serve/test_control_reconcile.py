@@ -182,6 +182,14 @@ async def reconcile(made, times=10):
     return {name: (wanted.state, wanted.reason) for name, wanted in made._wanted.items()}
 
 
+async def begin(make, settings):
+    """A control replica with all of these tenants served."""
+    made = await make(settings)
+    made._change(settings, is_new=True)
+    await reconcile(made)
+    return made
+
+
 def start(make, *names):
     async def main():
         settings = app(*map(tenant, names))
@@ -240,9 +248,7 @@ def test_deaths_between_attaches_are_nobodys_fault(make, scheduler):
 def test_only_what_changed_is_captured_and_it_becomes_a_new_version(make, scheduler):
     async def main():
         first = app(tenant("a"), tenant("b"), tenant("gone"))
-        made = await make(first)
-        made._change(first, is_new=True)
-        await reconcile(made)
+        made = await begin(make, first)
         assert scheduler.served == {"a": 1, "b": 1, "gone": 1}
         made._change(app(tenant("a", kwargs={"n": 2}), tenant("b", slo="batch"), tenant("new")))
         assert scheduler.served["a"] == 1
@@ -264,9 +270,7 @@ def test_only_what_changed_is_captured_and_it_becomes_a_new_version(make, schedu
 
 def test_a_failed_version_leaves_the_old_one_also_over_a_crash(make, scheduler):
     async def main():
-        made = await make(app(tenant("a")))
-        made._change(app(tenant("a")), is_new=True)
-        await reconcile(made)
+        made = await begin(make, app(tenant("a")))
         made._change(app(tenant("a", kwargs={"broken": 1})))
         said = "version 2 failed, version 1 serves: no such op"
         assert (await reconcile(made))["a"] == ("failed", said)
@@ -310,9 +314,7 @@ def test_a_handler_that_cannot_be_loaded_fails_its_tenant(make, scheduler):
 
 def test_a_changed_handler_replaces_the_old_one_once_it_is_loaded(make, scheduler):
     async def main():
-        made = await make(app(with_handler("one")))
-        made._change(app(with_handler("one")), is_new=True)
-        await reconcile(made)
+        made = await begin(make, app(with_handler("one")))
         made._change(app(with_handler("bad", share=2.0)))
         said = "the changed handler failed, version 1 serves: no such class"
         assert (await reconcile(made))["a"] == ("failed", said)
@@ -338,9 +340,7 @@ def test_a_changed_handler_replaces_the_old_one_once_it_is_loaded(make, schedule
 
 def test_what_is_being_prepared_is_told_to_a_new_scheduler_too(make, scheduler):
     async def main():
-        made = await make(app(with_handler("one")))
-        made._change(app(with_handler("one")), is_new=True)
-        await reconcile(made)
+        made = await begin(make, app(with_handler("one")))
         made._change(app(with_handler("two")))
         scheduler.epoch, scheduler.served, scheduler.told = 5, {}, {}
         await made._reconcile()
@@ -382,9 +382,7 @@ def test_any_change_leaves_the_others_served_and_the_last_good_one_is_what_is_se
 
     async def main():
         good = {}
-        made = await make(app(tenant("a"), tenant("b")))
-        made._change(app(tenant("a"), tenant("b")), is_new=True)
-        await reconcile(made)
+        made = await begin(make, app(tenant("a"), tenant("b")))
         for step in range(12):
             form, model = rng.choice(list(FORMS)), rng.choice(list(MODELS))
             share = float(rng.randint(1, 3))
@@ -424,9 +422,7 @@ def test_any_change_leaves_the_others_served_and_the_last_good_one_is_what_is_se
 
 def test_a_version_that_kills_the_scheduler_fails_and_the_old_one_serves(make, scheduler):
     async def main():
-        made = await make(app(tenant("a"), tenant("b")))
-        made._change(app(tenant("a"), tenant("b")), is_new=True)
-        await reconcile(made)
+        made = await begin(make, app(tenant("a"), tenant("b")))
         made._change(app(tenant("a", kwargs={"deadly": 1}), tenant("b")))
         state, reason = (await reconcile(made))["a"]
         assert state == "failed"
@@ -475,9 +471,7 @@ def test_control_takes_back_what_the_one_before_it_said(make, scheduler):
 
 def test_settings_that_change_while_a_version_is_attached(make, scheduler):
     async def main():
-        made = await make(app(tenant("a")))
-        made._change(app(tenant("a")), is_new=True)
-        await reconcile(made)
+        made = await begin(make, app(tenant("a")))
         whole = scheduler._attach
 
         def attach(*given):

@@ -151,6 +151,7 @@ def test_a_handler_that_ends_its_process_leaves_the_old_one(live):
 
 def test_the_old_handler_serves_while_another_takes_its_time(live, tmp_path):
     sums, file = json.dumps({"sizes": [1, 2]}), tmp_path / "go"
+    os.mkfifo(file)
     settings, first = changed(live), changed(live)
     slow = {"use": "own_handler:Waits", "kwargs": {"path": str(file)}}
     tenant_of(settings, "own")["handler"] = slow
@@ -159,7 +160,7 @@ def test_the_old_handler_serves_while_another_takes_its_time(live, tmp_path):
         poll("status says so", lambda: "being loaded" in live.tenant("own").get("reason", ""))
         traffic.wait_more()
         assert all(b"scaled" in seen.body for seen in traffic.seen["own"])
-        file.touch()
+        file.write_text("go")
         poll("the new one", lambda: b"waited" in traffic.seen["own"][-1].body)
     assert not traffic.failures("own")
     live.deploy(first)
