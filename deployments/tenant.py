@@ -115,23 +115,35 @@ class DedicatedTenant:
 class Apart:
     """A handler with a thread and an event loop of its own, for constructor and methods alike: code
     that takes its time, or never comes back, leaves the handler that is served alone. The thread
-    stays until the process ends, which does not wait for it."""
+    of one that was loaded stays until the process ends, which does not wait for it."""
 
     def __init__(self, settings: str) -> None:
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True, name="handler").start()
+        threading.Thread(target=self._live, daemon=True, name="handler").start()
 
         async def load() -> Handler:
             return load_handler(HandlerSettings.model_validate_json(settings))
 
         self.loaded = self._start(load())
+        self.loaded.add_done_callback(self._end_if_broken)
+
+    def _live(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _end_if_broken(self, loaded: asyncio.Future[Handler]) -> None:
+        if not loaded.cancelled() and isinstance(loaded.result(), Broken):
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def run(self, work: Callable[[Handler], Coroutine[Any, Any, bytes]]) -> Settled:
         """`work` on the handler, there."""
-        return await self._start(settle(work(await self.loaded)))
+        handler = await self.loaded
+        if isinstance(handler, Broken):
+            return b"", ("failed", handler.message)
+        return await self._start(settle(work(handler)))
 
 
 @lru_cache(64)

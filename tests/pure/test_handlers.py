@@ -375,6 +375,11 @@ def test_only_plain_strings_say_what_went_wrong(monkeypatch):
             verbs = HandlerSettings(use=f"odd_code:{name}Verbs").model_dump_json()
             said = await deployment.load(init)
             assert said.startswith(f"handler odd_code:{name}Init cannot be loaded: ")
+            before = {thread for thread in threading.enumerate() if thread.name == "handler"}
+            assert await deployment.preprocess(init, b"{}") == (b"", ("failed", said))
+            for thread in {t for t in threading.enumerate() if t.name == "handler"} - before:
+                await asyncio.to_thread(thread.join, 60)  # nothing of it stays
+                assert not thread.is_alive()
             assert await deployment.load(verbs) == ""
             arrays = pack_arrays({"y": np.zeros(1)})
             _, before = await deployment.preprocess(verbs, b"{}")
