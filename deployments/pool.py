@@ -93,7 +93,7 @@ class PoolHandlers:
             if t.isolation == "dedicated" and t.handler
         }
         for name in self._handles.keys() - self._dedicated.keys():
-            self._handles.pop(name).end(is_removed=name not in self._names)
+            self._handles.pop(name).end("loading" if name in self._names else "unknown_tenant")
         self._loaded.expect(t for t in settings.tenants if t.isolation == "shared")
 
     def find(self, info: TenantInfo) -> Handler | None:
@@ -104,8 +104,7 @@ class PoolHandlers:
         is_own = is_own_code(info.handler)
         if is_own and info.name not in self._dedicated:
             why = info.reason or "what comes instead is loading"
-            said = f"the handler of tenant {info.name!r} went with its deployment: {why}"
-            raise HttpError("loading", said)
+            raise HttpError("loading", f"tenant {info.name!r} gave up its deployment: {why}")
         if is_own or self._dedicated.get(info.name) == info.handler:
             if info.name not in self._handles:
                 self._handles[info.name] = Deployed(info.name, self._app_name)

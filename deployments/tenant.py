@@ -8,7 +8,6 @@ tenant itself is attached by the platform's application.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import lru_cache
@@ -42,7 +41,6 @@ from coissue.deployments.http.errors import HttpError
 from coissue.deployments.http.intake import SPARE, IntakeLimits
 from coissue.deployments.settings import MIB, HandlerSettings
 
-log = logging.getLogger("coissue.handlers")
 T = TypeVar("T")
 
 #: (value, None) or (None, (reason, sentence)): what crosses from a tenant's code to the pool is
@@ -58,7 +56,6 @@ async def settle(work: Awaitable[bytes]) -> Settled:
     except BaseException as error:  # whatever it is, it must not be read elsewhere
         if is_cancelled(error):
             raise
-        log.exception("handler failed")
         return b"", ("handler_failed", f"the handler failed: {name_of(error)}")
 
 
@@ -160,13 +157,9 @@ class Deployed:
         #: Why nothing comes any more: a call would wait for another replica for ever.
         self._end: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
 
-    def end(self, *, is_removed: bool) -> None:
+    def end(self, reason: str) -> None:
         """The settings have no such deployment any more."""
-        self._end.set_result(
-            ("unknown_tenant", f"no tenant {self.name!r}")
-            if is_removed
-            else ("loading", f"the deployment of tenant {self.name!r} is gone")
-        )
+        self._end.set_result((reason, f"tenant {self.name!r} has no deployment any more"))
 
     async def call(self, response: Awaitable[Settled]) -> bytes:
         waiting = asyncio.ensure_future(response)

@@ -50,6 +50,7 @@ from coissue.kernels.stitch.tune import Settings
 
 CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")
 CUDA_THREADS: Final = 256
+Found = tuple[TenantSettings, CaptureSettings, DeviceSettings]
 SETTINGS: Final = {
     "cpu": Settings(BUFFER_BYTES, 1, cpu()),
     "cuda": Settings(48 * 1024, CUDA_THREADS, gpu(CUDA_THREADS)),
@@ -67,9 +68,6 @@ class Explained:
     plan: StitchPlan
     #: Why the CPU device leaves the run to its op table; empty: it does not.
     unsuited: str
-
-
-Found = tuple[TenantSettings, CaptureSettings, DeviceSettings]
 
 
 def find_model(model: str, name: str | None) -> Found:
@@ -121,9 +119,9 @@ def open_times(settings: DeviceSettings, seconds: float) -> Iterator[Library | N
     """The performance library of this CPU, with so much time to fill it; None: there is no
     compiler. Raises `ValueError` if it was to be filled."""
     toolchain = find_toolchain()
+    if toolchain is None and seconds:
+        raise ValueError("--tune: no C++ compiler (g++, clang++) found")
     if toolchain is None:
-        if seconds:
-            raise ValueError("--tune: no C++ compiler (g++, clang++) found")
         yield None
         return
     folder = settings.cache_dir / "native"
@@ -155,7 +153,7 @@ def explain_runs(
     for numbers, kernel, run in track(work, said, console=console, transient=True):
         made = plan(
             lowering.lower(lowered, run.ops),
-            threads=settings.threads, budget_bytes=settings.budget_bytes, measured=times,
+            threads=settings.threads, budget_bytes=settings.budget_bytes, measured=times if device == "cpu" else None,
         )  # fmt: skip
         why = _unsuited(kernel, made) if device == "cpu" else ""
         found.append(Explained(numbers[0], len(numbers), run, made, why))

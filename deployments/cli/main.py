@@ -184,13 +184,10 @@ def explain(
         lowered = explaining.capture(found, capture)
         if device == "cuda" and tune:
             raise ValueError("--tune: this CPU is timed, for --device cpu only")
-        if device == "cuda":
-            runs = explaining.explain_runs(lowered, device, progress)
-        else:
-            with explaining.open_times(machine, tune) as times:
-                runs = explaining.explain_runs(lowered, device, progress, times)
-                if times is not None and tune:
-                    progress.print(f"{times.misses} ops timed", highlight=False)
+        with explaining.open_times(machine, tune) as times:
+            runs = explaining.explain_runs(lowered, device, progress, times)
+        if times is not None and tune:
+            progress.print(f"{times.misses} ops timed", highlight=False)
         if svg is not None:
             svg.write_text(explaining.render_picture(runs))
     except ConfigError as error:
