@@ -153,7 +153,8 @@ def explain_runs(
     for numbers, kernel, run in track(work, said, console=console, transient=True):
         made = plan(
             lowering.lower(lowered, run.ops),
-            threads=settings.threads, budget_bytes=settings.budget_bytes, measured=times if device == "cpu" else None,
+            threads=settings.threads, budget_bytes=settings.budget_bytes,
+            measured=times if device == "cpu" else None,
         )  # fmt: skip
         why = _unsuited(kernel, made) if device == "cpu" else ""
         found.append(Explained(numbers[0], len(numbers), run, made, why))
