@@ -8,18 +8,33 @@ deployments. Settings travel as `user_config`, so that replicas take changed one
 import hashlib
 import importlib.metadata
 import json
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import ray
+from pydantic import ModelWrapValidatorHandler, model_validator
 from ray.serve._private.config import DeploymentConfig
 from ray.serve.deployment import Application, Deployment
+from ray.serve.exceptions import RayServeException
 
+from coissue.deployments.config_file import check_args
 from coissue.deployments.control import Control
 from coissue.deployments.discovery import POOL, as_deployment
 from coissue.deployments.http.intake import SPARE
 from coissue.deployments.pool import Pool
 from coissue.deployments.settings import AppSettings
 from coissue.deployments.tenant import DedicatedTenant
+
+
+class Args(AppSettings):
+    """Wrong ones are told as `coissue validate` tells them, without a trace, in `serve status`."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        _, lines = check_args(given, "args") if isinstance(given, dict) else (None, [])
+        if lines:
+            raise RayServeException("\n".join(lines))
+        return handler(given)
 
 
 class KeptConfig(DeploymentConfig):
@@ -48,7 +63,7 @@ def keep(deployment: Deployment) -> Deployment:
     return deployment
 
 
-def build(args: AppSettings) -> Application:
+def build(args: Args) -> Application:
     """One control replica, the shared pool as ingress, and a deployment per dedicated tenant."""
     settings = args.model_dump(mode="json")
     control = keep(as_deployment(Control).options(user_config=settings)).bind()

@@ -102,13 +102,11 @@ class Captures:
     """The capture server and the jobs it works on, a few at a time."""
 
     def __init__(self, folder: Path, settings: CaptureSettings | None = None) -> None:
-        settings = settings or CaptureSettings()
+        #: For captures that begin from now on.
+        self.settings = settings or CaptureSettings()
         self._folder = folder
-        self._seconds = settings.seconds
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self._turns = Turns(
-            os.cpu_count() or 1, min(CAPTURES_MAX, memory // CAPTURE_BYTES), settings.turn_seconds
-        )
+        self._turns = Turns(os.cpu_count() or 1, min(CAPTURES_MAX, memory // CAPTURE_BYTES))
         self._starting = asyncio.Lock()
         #: Second tries go one after the other: whose capture ended the server ends its own only.
         self._again = asyncio.Lock()
@@ -129,8 +127,8 @@ class Captures:
             raise TenantFailed(f"model.kwargs: cannot be written as JSON: {error}") from None
         except OSError as error:
             raise TenantFailed(f"capture failed: {error}") from None
-        asked = {"job": str(job), "folder": str(out), "seconds": self._seconds}
-        async with self._turns.take():
+        asked = {"job": str(job), "folder": str(out), "seconds": self.settings.seconds}
+        async with self._turns.take(self.settings.turn_seconds):
             answer = await self._ask_in_time(asked)
             if "server" in answer:  # perhaps by another's doing: once more, with a new one
                 async with self._again:
@@ -140,7 +138,7 @@ class Captures:
         return str(out)
 
     async def _ask_in_time(self, job: dict[str, Any]) -> dict[str, Any]:
-        seconds = self._seconds + CAPTURE_SECONDS_MORE
+        seconds = job["seconds"] + CAPTURE_SECONDS_MORE
         try:
             return await asyncio.wait_for(self._ask(job), seconds)
         except TimeoutError:  # even its supervisor is gone

@@ -223,7 +223,7 @@ def _check(config: dict[str, Any]) -> AppSettings:
             f"applications: {len(ours) or 'none'} with import_path {IMPORT_PATH}, one is needed"
         )
     _check_deployments(serve.applications[ours[0]], f"applications.{ours[0]}")
-    settings, lines = _check_args(serve.applications[ours[0]].args, f"applications.{ours[0]}.args")
+    settings, lines = check_args(serve.applications[ours[0]].args, f"applications.{ours[0]}.args")
     if settings is None or lines:
         raise ConfigError(_join(lines))
     return settings
@@ -235,11 +235,11 @@ def _find_in_args(config: dict[str, Any]) -> list[str]:
     for index, app in enumerate(applications if isinstance(applications, list) else ()):
         args = app.get("args") if isinstance(app, dict) else None
         if isinstance(args, dict) and app.get("import_path") == IMPORT_PATH:
-            return _check_args(args, f"applications.{index}.args")[1]
+            return check_args(args, f"applications.{index}.args")[1]
     return []
 
 
-def _check_args(args: dict[str, Any], where: str) -> tuple[AppSettings | None, list[str]]:
+def check_args(args: dict[str, Any], where: str) -> tuple[AppSettings | None, list[str]]:
     """The settings, if they are any, and all that is wrong: a line each, the key first."""
     settings, lines = None, []
     try:

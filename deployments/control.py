@@ -139,7 +139,7 @@ class Control:
         sweep_run_dirs()
         self._artifacts = Artifacts(self._run_dir.path)
         self._captures = Captures(self._run_dir.path, settings.capture)
-        self._trials = Trials(serve.get_replica_context().app_name, settings.capture.seconds)
+        self._trials = Trials(serve.get_replica_context().app_name)
         self._failures = Failures()
         self._settings = self._run_dir.read_settings() if folder else settings
         for tenant in self._settings.tenants:
@@ -168,9 +168,13 @@ class Control:
             return None, {}
         return folder, attached
 
-    async def trouble(self) -> str:
-        """Why there is no scheduler, for `/status`."""
-        return self._trouble
+    async def trouble(self) -> tuple[str, str]:
+        """For `/status`: why there is no scheduler, and why Serve's newest config does not run."""
+        name = serve.get_replica_context().app_name
+        application = (await asyncio.to_thread(serve.status)).applications.get(name)
+        if application is None or application.status != "DEPLOY_FAILED":
+            return self._trouble, ""
+        return self._trouble, printable(application.message)
 
     def check_health(self) -> None:
         for loop in self._loops:
@@ -182,6 +186,7 @@ class Control:
     def _change(self, settings: AppSettings, *, is_new: bool = False) -> None:
         """`is_new`: this replica has not seen the files that the models came from."""
         self._settings = settings
+        self._captures.settings = settings.capture
         self._untold = True
         for name in self._wanted.keys() - {tenant.name for tenant in settings.tenants}:
             self._wanted.pop(name).drop_job()
@@ -220,7 +225,7 @@ class Control:
         version = found or self._artifacts.next(tenant.name)
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._trials.prove(tenant))
+                both.create_task(self._trials.prove(tenant, self._settings.capture.seconds))
                 if not found:
                     both.create_task(self._captures.capture(tenant, version))
             if version == wanted.serving:

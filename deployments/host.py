@@ -337,6 +337,7 @@ class SchedulerHost:
                 "note": "; ".join(filter(None, (self._note, self._own_note))),
                 "outcomes": {outcome.value: n for outcome, n in stats.outcomes.items()},
                 "tenants": {info.name: [info.state, info.reason] for info in self.directory()},
+                "figures": self.metrics.summarize(),
             }
         ).encode()
 

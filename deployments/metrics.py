@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -109,6 +110,19 @@ class HistogramTally(Collector):
         tally = self._tallies.setdefault(labels, self._empty())
         tally[0][:] = map(int.__add__, tally[0], counts)
         tally[1][0] += total
+
+    def quantile(self, share: float, *labels: str) -> float | None:
+        """By interpolation in its bucket, as Prometheus does it; None: nothing was observed."""
+        counts, _ = self._tallies.get(labels) or self._empty()
+        rank, below = share * sum(counts), 0
+        if not rank:
+            return None
+        for index, count in enumerate(counts[:-1]):
+            if below + count >= rank:
+                low = self.bounds[index - 1] if index else 0.0
+                return low + (self.bounds[index] - low) * (rank - below) / count
+            below += count
+        return self.bounds[-1]
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(*self._family, labels=self._labels)
@@ -307,6 +321,24 @@ class SchedulerMetrics:
         run = request.last_done_ns - request.first_launch_ns
         for stage, part in (("queue", queue), ("run", run)):
             self.stages.observe(max(part, 0) * NS, stage)
+
+    def summarize(self) -> dict[str, dict[str, float | None]]:
+        """By tenant, since this scheduler began: requests that count for the objective, the share
+        of them that was in time, and the p99 of answers from arrival in a replica, ms."""
+        asked: Counter[str] = Counter()
+        good: Counter[str] = Counter()
+        for (tenant, _, outcome), count in list(self.slo.values.items()):
+            asked[tenant] += int(count)
+            good[tenant] += int(count) * (outcome == "good")
+        found: dict[str, dict[str, float | None]] = {}
+        for tenant, count in asked.items():
+            p99 = self.replica["http"].quantile(0.99, tenant)
+            found[tenant] = {
+                "requests": count,
+                "in_time": good[tenant] / count if count else None,
+                "p99_ms": None if p99 is None else 1e3 * p99,
+            }
+        return found
 
     def render(self) -> bytes:
         """The exposition text."""

@@ -25,7 +25,7 @@ from coissue.deployments.http.errors import HttpError
 from coissue.deployments.settings import AppSettings, HandlerSettings
 from coissue.deployments.tenant import DedicatedTenant, Deployed, RemoteHandler
 
-#: For control to say why there is no scheduler.
+#: For control to say what is wrong.
 EXPLAIN_SECONDS: Final = 2.0
 
 
@@ -59,11 +59,12 @@ class Pool:
             explain=self._explain,
         )
 
-    async def _explain(self) -> str:
+    async def _explain(self) -> tuple[str, str]:
         with suppress(TimeoutError, RayError, RayServeException):
             async with asyncio.timeout(EXPLAIN_SECONDS):
-                return str(await self._control.trouble.remote())
-        return ""
+                scheduler, deploy = await self._control.trouble.remote()
+                return str(scheduler), str(deploy)
+        return "", ""
 
     def __serve_build_asgi_app__(self) -> HttpApp:
         return self._http

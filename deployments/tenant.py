@@ -40,6 +40,7 @@ from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.http.errors import HttpError
 from coissue.deployments.http.intake import SPARE, IntakeLimits
 from coissue.deployments.settings import MIB, HandlerSettings
+from coissue.deployments.trial import try_apart
 
 T = TypeVar("T")
 
@@ -69,6 +70,10 @@ class DedicatedTenant:
 
     async def is_up(self) -> bool:
         return True
+
+    async def attempt(self, settings: str, seconds: float) -> str:
+        """Why it cannot be loaded, found out in a process of its own; empty: it can."""
+        return "" if settings in self._handlers else await try_apart(settings, seconds)
 
     async def load(self, settings: str) -> str:
         """Why it cannot be loaded; empty: it is. Here and not in the constructor, so that code

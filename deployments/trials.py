@@ -1,7 +1,8 @@
 """Whether a tenant's handler can be loaded, asked before anything is served with it.
 
-The deployments of tenants' own code come up empty and load it when they are asked to. So code that
-cannot be loaded, even code that ends its process, fails that tenant and not the application.
+The deployments of tenants' own code come up empty and load it when they are asked to, after a trial
+in a process of its own. So code that cannot be loaded, even code that ends its process or holds its
+GIL, fails that tenant and neither the application nor the handler that serves.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ TRIES: Final = 2
 class Trials:
     """Loads built-in handlers of the pool here, and others in their deployments."""
 
-    def __init__(self, app_name: str, seconds: float) -> None:
+    def __init__(self, app_name: str) -> None:
         self._app_name = app_name
-        self._seconds = seconds
 
-    async def prove(self, tenant: TenantSettings) -> None:
-        """Raises `TenantFailed` with the sentence that says why it cannot be loaded."""
+    async def prove(self, tenant: TenantSettings, seconds: float) -> None:
+        """`seconds` for the trial, and as many for loading it where it serves. Raises
+        `TenantFailed` with the sentence that says why it cannot be loaded."""
         handler = tenant.handler
         if handler is None:
             return
@@ -38,20 +39,23 @@ class Trials:
             loaded = await asyncio.to_thread(load_handler, handler)
             wrong = loaded.message if isinstance(loaded, Broken) else ""
         else:
-            wrong = await self._ask(tenant.name, handler)
+            wrong = await self._ask(tenant.name, handler, seconds)
         if wrong:
             raise TenantFailed(wrong)
 
-    async def _ask(self, name: str, handler: HandlerSettings) -> str:
+    async def _ask(self, name: str, handler: HandlerSettings, seconds: float) -> str:
         handle: DeploymentHandle[Any] = DeploymentHandle(name, self._app_name)
+        settings = handler.model_dump_json()
         said = f"handler {handler.use} cannot be loaded:"
         for _ in range(TRIES):
             try:
                 await handle.is_up.remote()  # Serve's time to start it is not the handler's
-                async with asyncio.timeout(self._seconds):
-                    return str(await handle.load.remote(handler.model_dump_json()))
+                if wrong := str(await handle.attempt.remote(settings, seconds)):
+                    return wrong
+                async with asyncio.timeout(seconds):
+                    return str(await handle.load.remote(settings))
             except TimeoutError:
-                return f"{said} it took longer than {self._seconds:g} s"
+                return f"{said} it took longer than {seconds:g} s"
             except (RayError, RayServeException):
                 pass  # its process ended; Serve starts another
         return f"{said} its process ended {TRIES} times meanwhile"

@@ -10,19 +10,18 @@ from typing import final
 
 @final
 class Turns:
-    """`count` at a time. Whoever is over `seconds` goes on, but another may begin; `most` bounds
+    """`count` at a time. Whoever is over its seconds goes on, but another may begin; `most` bounds
     all of them together."""
 
-    def __init__(self, count: int, most: int, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, count: int, most: int) -> None:
         self._all = asyncio.Semaphore(max(count, most))
         self._turns = asyncio.Semaphore(count)
 
     @asynccontextmanager
-    async def take(self) -> AsyncIterator[None]:
+    async def take(self, seconds: float) -> AsyncIterator[None]:
         async with self._all:
             await self._turns.acquire()
-            over = asyncio.get_running_loop().call_later(self._seconds, self._turns.release)
+            over = asyncio.get_running_loop().call_later(seconds, self._turns.release)
             try:
                 yield
             finally:

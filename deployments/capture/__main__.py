@@ -6,8 +6,8 @@
 One job: the last line on stdout is for the caller, all else goes to stderr. As a server it imports
 torch and its exporter once (seconds), then reads lines {"job": ..., "folder": ..., "seconds": ...}
 and answers each with a line {"folder": ..., "status": ..., "error": ... if refused}, in the order
-they end. A tenant's code runs in the child only (see `supervise`), so one tenant can neither see
-nor break another's capture. It ends with its input or a SIGTERM, and so do all its jobs.
+they end. Each job has a supervisor, whose child alone runs the tenant's code: one tenant can
+neither see nor break another's capture. It ends with its input or a SIGTERM, and so do its jobs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import os
 import signal
 import sys
 import traceback
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
@@ -27,15 +26,14 @@ from pydantic import ValidationError
 
 from coissue.deployments.capture.artifact import CaptureError, CaptureJob
 from coissue.deployments.capture.inputs import OpenedFiles, find_inputs
-from coissue.deployments.capture.supervise import (
-    REFUSED,
-    adopt_orphans,
-    end_children,
-    supervise,
-)
+from coissue.deployments.supervise import adopt_orphans, die_with, end_children, supervise
 
 #: A child of the server that takes longer is ended, unless the job says otherwise.
 SECONDS_MAX = 600
+#: The exit status of a model that cannot be captured, whatever the reason.
+REFUSED: Final = 3
+#: Of a sentence that the server passes on; escaped as JSON, it stays below PIPE_BUF.
+ERROR_CHARS_MAX: Final = 550
 
 
 def main(job_file: str, folder: str) -> tuple[int, dict[str, Any]]:
@@ -88,9 +86,31 @@ def serve(lines: TextIO, answers: int) -> None:
     for line in lines:
         job = json.loads(line)
         if os.fork() == 0:
-            work = partial(main, job["job"], job["folder"])
-            supervise(work, job["folder"], answers, job.get("seconds", SECONDS_MAX), own)
+            die_with(own)
+            work_on(job, answers)
     _end()
+
+
+def work_on(job: dict[str, Any], answers: int) -> NoReturn:
+    """The supervisor of a job: tells how it ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    adopt_orphans()
+
+    def work() -> dict[str, Any]:
+        os.close(answers)
+        status, line = main(job["job"], job["folder"])
+        return {"status": status, "error": line.get("error")}
+
+    told = Path(job["folder"] + ".answer")
+    line, why = supervise(work, told, job.get("seconds", SECONDS_MAX))
+    error = line.get("error") if line else f"capture {why}"
+    if error and len(error) > ERROR_CHARS_MAX:
+        error = error[:ERROR_CHARS_MAX] + " ..."
+    answer = {"folder": job["folder"], "status": line.get("status", REFUSED)}
+    # One write of less than PIPE_BUF: lines of several supervisors do not mix.
+    os.write(answers, json.dumps(answer | ({"error": error} if error else {})).encode() + b"\n")
+    os._exit(0)
 
 
 def _end(*_: object) -> NoReturn:

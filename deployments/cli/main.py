@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group
 from rich.table import Table
 
 from coissue.deployments.config_file import ConfigError, find_missing, load_app_config
@@ -148,6 +149,7 @@ def status(url: Url = "http://127.0.0.1:8000") -> None:
     except (OSError, ValueError) as error:
         fail(f"{url}: no status: {getattr(error, 'reason', error)}")
     console.print(status_table(answer["tenants"]))
+    show_deploy_error(str(answer.get("deploy_error", "")), console)
     if isinstance(answer.get("scheduler"), dict) and "error" in answer["scheduler"]:
         fail(f"scheduler: {answer['scheduler']['error']}")
 
@@ -292,22 +294,39 @@ def fetch_status(url: str, timeout_s: float = 5.0) -> dict[str, Any]:
     return answer
 
 
-def status_table(tenants: list[dict[str, Any]]) -> Table:
-    table = Table("tenant", "version", "state", "SLO class", "deadline")
-    table.add_column("reason", overflow="fold")
+def status_table(tenants: list[dict[str, Any]]) -> Group:
+    """A row per tenant, and below the table why some are not as they should be."""
+    table = Table("tenant", "version", "state", "SLO", box=box.SIMPLE_HEAD)
+    table.add_column("handler", overflow="fold")
+    for figure in ("requests", "in time", "p99"):
+        table.add_column(figure, justify="right")
+    reasons = []
     for tenant in tenants:
-        state = str(tenant.get("state", ""))
-        color = COLORS.get(state, "yellow")
-        deadline = tenant.get("deadline_ms")
+        name, state = show_plain(str(tenant.get("name", ""))), str(tenant.get("state", ""))
+        deadline, reason = tenant.get("deadline_ms"), tenant.get("reason")
         table.add_row(
-            str(tenant.get("name", "")),
+            name,
             str(tenant.get("version", "")),
-            f"[{color}]{state}[/{color}]",
-            str(tenant.get("slo_class", "")),
-            "" if deadline is None else f"{deadline:g} ms",
-            show_plain(str(tenant.get("reason", ""))),
+            f"[{COLORS.get(state, 'yellow')}]{show_plain(state)}",
+            show_plain(str(tenant.get("slo_class", ""))) + _format(" {:g} ms", deadline),
+            show_plain(str(tenant.get("handler", ""))),
+            _format("{:g}", tenant.get("requests")),
+            _format("{:.2%}", tenant.get("in_time")),
+            _format("{:.4g} ms", tenant.get("p99_ms")),
         )
-    return table
+        if reason:
+            reasons.append(f"{name}: {show_plain(str(reason))}")
+    return Group(table, *reasons)
+
+
+def _format(form: str, value: Any) -> str:
+    return form.format(value) if isinstance(value, int | float) else ""
+
+
+def show_deploy_error(said: str, console: Console) -> None:
+    lines = said.strip().splitlines()
+    for line in ["The config deployed last does not run:", *lines] if lines else ():
+        console.print(show_plain(line), highlight=False, soft_wrap=True)
 
 
 def show_plain(text: str) -> str:

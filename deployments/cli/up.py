@@ -15,17 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from coissue.deployments.cli.cluster import UpError, join, leave
-from coissue.deployments.cli.main import fetch_status, status_table
+from coissue.deployments.cli.main import fetch_status, show_deploy_error, status_table
 from coissue.deployments.config_file import IMPORT_PATH, ServeConfig
 from coissue.deployments.discovery import FAILED_PREFIX, HAPROXY_PORTS, apply_serve_flags, find_port
 from coissue.deployments.run_dir import sweep_run_dirs
 from coissue.deployments.settings import AppSettings
 
 POLL_S: Final = 0.5
+#: Between two looks at what others deploy.
+TELL_S: Final = 3.0
 #: For one answer of `/status`, which may ask control.
 STATUS_S: Final = 5.0
 STOP_S: Final = 60.0
@@ -58,7 +60,7 @@ def serve_until_interrupted(
                 _warn_of_statistics(console)
             if _show_progress(base, config, settings, console, interrupted):
                 _print_urls(base, ray_url, settings, console)
-                interrupted.wait()
+                _wait_and_tell(base, console, interrupted)
             console.print("Shutting down.")
 
 
@@ -307,12 +309,22 @@ def _show_progress(
         while not interrupted.wait(POLL_S):
             _raise_if_deploy_failed(config)
             tenants = _tenants_now(_status_now(base), settings)
-            table = status_table(tenants)
-            table.caption = f"{time.monotonic() - started:.0f} s"
-            live.update(table)
+            seconds = f"{time.monotonic() - started:.0f} s"
+            live.update(Group(status_table(tenants), seconds))
             if all(tenant["state"] in ("ready", "failed") for tenant in tenants):
                 return True
     return False
+
+
+def _wait_and_tell(base: str, console: Console, interrupted: threading.Event) -> None:
+    """Until interrupted; configs deployed meanwhile that Serve does not run are told once."""
+    told = ""
+    while not interrupted.wait(TELL_S):
+        with contextlib.suppress(OSError, ValueError):
+            said = str(fetch_status(base, STATUS_S).get("deploy_error", ""))
+            if said != told:
+                show_deploy_error(said, console)
+            told = said
 
 
 def _status_now(base: str) -> dict[str, Any]:

@@ -56,8 +56,8 @@ class HttpSettings(IntakeLimits):
     handlers: Mapping[str, Handler] = field(default_factory=dict)
     #: Instead of `handlers`, where they change: that of the version that is served.
     find_handler: Callable[[TenantInfo], Handler | None] | None = None
-    #: Why no scheduler is there; "": it is not known.
-    explain: Callable[[], Awaitable[str]] | None = None
+    #: Why no scheduler can start, and why Serve does not run its newest config; "": nothing known.
+    explain: Callable[[], Awaitable[tuple[str, str]]] | None = None
     #: The tenants served here; None: all.
     tenants: frozenset[str] | None = None
 
@@ -309,15 +309,15 @@ class HttpApp:
         return 200, [JSON], await self._ask("timeline")
 
     async def _status(self, scope: Message) -> Answer:
+        explain = self.settings.explain
+        why, deploy_error = await explain() if explain else ("", "")
         try:
             scheduler = msgspec.json.decode(await self._ask("status"))
             if self.settings.tenants is not None:
                 scheduler = page.keep_status(scheduler, self.settings.tenants)
         except HttpError as error:
-            explain = self.settings.explain
-            why = await explain() if explain else ""
             scheduler = {"error": why or str(error), "cannot_start": bool(why)}
-        status = page.status(self._shown(), scheduler, self.counts)
+        status = page.status(self._shown(), scheduler, self.counts, deploy_error)
         if page.prefers_html(dict(scope["headers"]).get(b"accept", b"")):
             return 200, [HTML], page.render(status).encode()
         return _json(status)

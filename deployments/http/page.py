@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 if TYPE_CHECKING:
     from coissue.deployments.channel.frames import TenantInfo
 
@@ -19,7 +21,8 @@ STYLE: Final = (
 COLUMNS: Final = (
     ("tenant", "name"), ("version", "version"), ("state", "state"), ("SLO class", "slo_class"),
     ("deadline (ms)", "deadline_ms"), ("objective", "objective"), ("share", "share"),
-    ("reason", "reason"),
+    ("handler", "handler"), ("requests", "requests"), ("in time", "in_time"),
+    ("p99 (ms)", "p99_ms"), ("reason", "reason"),
 )  # fmt: skip
 FIELDS: Final = (
     "name", "version", "state", "reason", "slo_class", "objective", "priority", "share",
@@ -30,17 +33,32 @@ _FAMILY: Final = re.compile(rb"(# HELP .*\n# TYPE .*\n)((?:[^#\n].*\n)*)")
 _TENANT: Final = re.compile(rb'[{,]tenant="([^"]*)"')
 
 
+#: Of a tenant since the scheduler began; see `SchedulerMetrics.summarize`.
+FIGURES: Final = ("requests", "in_time", "p99_ms")
+
+
 def status(
-    tenants: Iterable[TenantInfo], scheduler: Any, counts: Mapping[str, int]
-) -> dict[str, Any]:
-    """`scheduler` is its own status; `replica_answers` counts this replica's answers by reason."""
+    tenants: Iterable[TenantInfo], scheduler: dict[str, Any], counts: Mapping[str, int],
+    deploy_error: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """`scheduler` is its own status; `replica_answers` counts this replica's answers by reason;
+    `deploy_error`: why Serve does not run the config that it was given last."""
+    figures = scheduler.pop("figures", {})
     return {
-        "tenants": [
-            {key: getattr(info, key) for key in FIELDS} | {"deadline_ms": info.deadline_ns / 1e6}
-            for info in tenants
-        ],
+        "tenants": [_describe(info, figures.get(info.name, {})) for info in tenants],
         "scheduler": scheduler,
         "replica_answers": dict(counts),
+        "deploy_error": deploy_error,
+    }
+
+
+def _describe(info: TenantInfo, figures: Mapping[str, Any]) -> dict[str, Any]:
+    handler = msgspec.json.decode(info.handler)["use"] if info.handler else ""
+    return {
+        **{key: getattr(info, key) for key in FIELDS},
+        "deadline_ms": info.deadline_ns / 1e6,
+        "handler": handler,
+        **{key: figures.get(key) for key in FIGURES},
     }
 
 
@@ -57,9 +75,14 @@ def render(status: Mapping[str, Any]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>coissue</title>'
         f"<style>{STYLE}</style></head><body><h1>coissue</h1>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        f"<h2>Scheduler</h2>{_facts(status['scheduler'])}"
+        f"{_warning(status['deploy_error'])}<h2>Scheduler</h2>{_facts(status['scheduler'])}"
         f"<h2>Answers of this replica</h2>{_facts(status['replica_answers'])}</body></html>"
     )
+
+
+def _warning(deploy_error: str) -> str:
+    said = f"The config deployed last does not run: {escape(deploy_error)}"
+    return f'<p class="failed">{said}</p>' if deploy_error else ""
 
 
 def _row(tenant: Mapping[str, Any]) -> str:
@@ -81,7 +104,9 @@ def _facts(facts: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    return escape(f"{value:g}" if isinstance(value, float) else str(value))
+    if value is None:
+        return ""
+    return escape(f"{value:.4g}" if isinstance(value, float) else str(value))
 
 
 def keep_metrics(text: bytes, tenants: frozenset[str]) -> bytes:
@@ -96,4 +121,5 @@ def keep_metrics(text: bytes, tenants: frozenset[str]) -> bytes:
 
 def keep_status(scheduler: Mapping[str, Any], tenants: frozenset[str]) -> dict[str, Any]:
     states = {name: state for name, state in scheduler["tenants"].items() if name in tenants}
-    return {"device": scheduler["device"], "policy": scheduler["policy"], "tenants": states}
+    kept = {key: scheduler[key] for key in ("device", "policy", "figures")}
+    return {**kept, "tenants": states}

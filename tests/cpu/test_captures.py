@@ -86,9 +86,7 @@ def test_reasons_can_be_written_and_say_who_ended_it(tmp_path):
     found = run(tmp_path, odd, tenant("leaves", "leaves"))
     assert "no weights at /models/gew\\udce4hlt.pt" in found["odd"]
     found["odd"].encode()
-    assert found["leaves"] == (
-        "capture ended early: the model's code left the process with status 0"
-    )
+    assert found["leaves"] == ("capture ended early: its code left the process with status 0")
 
 
 def test_neighbours_that_kill_leave_things_behind_or_print_without_end(tmp_path, capfd):
@@ -158,11 +156,11 @@ def test_the_server_ends_with_whoever_started_it(tmp_path):
 
 def test_turns():
     async def main():
-        turns, running, most = Turns(2, 4, 0.05), 0, 0
+        turns, running, most = Turns(2, 4), 0, 0
 
         async def work(*rest):
             nonlocal running, most
-            async with turns.take():
+            async with turns.take(0.05):
                 running += 1
                 most = max(most, running)
                 await asyncio.gather(asyncio.sleep(0), *rest)

@@ -10,14 +10,17 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
+from bisect import bisect_left
 from pathlib import Path
 
 import promql_parser
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coissue.deployments.channel.frames import TIME_BOUNDS
-from coissue.deployments.metrics import Levels, SchedulerMetrics
+from coissue.deployments.metrics import HistogramTally, Levels, SchedulerMetrics
 from coissue.scheduler.messages import Outcome, Reason
 from coissue.scheduler.trace import LaunchRecord, RequestRecord
 from load_tests import dashboards
@@ -115,6 +118,30 @@ def test_records_become_the_right_numbers():
     assert value("coissue_replica_lag_seconds_sum") == 0.5
     assert value("coissue_weight_saved_bytes") == 500
     assert value("coissue_tenants", {"state": "failed"}) == 1
+
+
+def test_figures_for_the_status():
+    metrics = make_metrics()
+    feed(metrics)
+    metrics.name_tenant("c", "fast")
+    p99 = pytest.approx(30 + 0.99 * 20)  # between the bounds of its bucket
+    assert metrics.summarize() == {
+        "a": {"requests": 2, "in_time": 0.5, "p99_ms": p99},
+        "b": {"requests": 2, "in_time": 0.0, "p99_ms": None},
+        "c": {"requests": 0, "in_time": None, "p99_ms": None},
+    }
+
+
+@given(values=st.lists(st.floats(0, 4), min_size=1, max_size=50), share=st.floats(0.01, 1))
+def test_a_quantile_is_in_the_bucket_of_the_value_with_that_rank(values, share):
+    bounds = (0.5, 1.0, 2.0, 3.0)
+    tally = HistogramTally("x", "", bounds)
+    for value in values:
+        tally.observe(value)
+    ranked = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+    index = bisect_left(bounds, ranked)
+    low, high = ((0.0, *bounds)[index], bounds[index]) if index < 4 else (3.0, 3.0)
+    assert low <= tally.quantile(share) <= high + 1e-9
 
 
 @pytest.mark.parametrize(

@@ -515,12 +515,29 @@ def serve():
 
 
 def test_status_table(serve):
-    tenant = {"name": "a", "version": 2, "state": "failed", "reason": "too [big]", "slo_class": "s"}
-    url = serve(200, json.dumps({"tenants": [tenant], "scheduler": {}}).encode())
-    result = RUNNER.invoke(app, ["status", "--url", url])
+    failed = {"name": "a", "version": 2, "state": "failed", "reason": "too [big]", "slo_class": "s"}
+    ready = {
+        "name": "b", "version": 1, "state": "ready", "reason": "", "slo_class": "interactive",
+        "deadline_ms": 100.0, "handler": "text", "requests": 12_345, "in_time": 0.99871,
+        "p99_ms": 45.678,
+    }  # fmt: skip
+    url = serve(200, json.dumps({"tenants": [failed, ready], "scheduler": {}}).encode())
+    result = RUNNER.invoke(app, ["status", "--url", url], env={"COLUMNS": "100"})
     assert result.exit_code == 0
-    assert "too [big]" in result.output
-    assert "failed" in result.output
+    lines = [" ".join(line.split()) for line in result.output.splitlines()]
+    assert "a 2 failed s" in lines
+    assert "a: too [big]" in lines
+    assert "b 1 ready interactive 100 ms text 12345 99.87% 45.68 ms" in lines
+    assert "does not run" not in result.output
+    narrow = RUNNER.invoke(app, ["status", "--url", url], env={"COLUMNS": "80"}).output
+    assert max(map(len, narrow.splitlines())) <= 80
+
+
+def test_status_shows_a_config_that_does_not_run(serve):
+    wrong = "args.tenants.0.slo: no class 'x' in slo_classes\nargs.pool.b[d]: unknown key\n"
+    url = serve(200, json.dumps({"tenants": [], "deploy_error": wrong}).encode())
+    shown = RUNNER.invoke(app, ["status", "--url", url], env={"COLUMNS": "80"}).output
+    assert shown.endswith(f"The config deployed last does not run:\n{wrong}")
 
 
 @pytest.mark.parametrize(

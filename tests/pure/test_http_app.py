@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from http_fakes import FakeClient, Server, drive
+from http_fakes import FakeClient, Server, drive, tenant
 
 from coissue.deployments.channel.checking import InferError
 from coissue.deployments.channel.frames import TIME_BOUNDS
@@ -168,7 +168,9 @@ coissue_rejections_total{reason="x",tenant="m"} 1.0
 def test_own_application_shows_nothing_of_other_tenants():
     server = Server(tenants=frozenset({"two"}))
     states = {name: [info.state, info.reason] for name, info in server.client.directory.items()}
+    figures = {name: {"requests": 3, "in_time": 1.0, "p99_ms": 9.0} for name in ("m", "two")}
     told = {"policy": "space_time", "device": "cpu", "requests_open": 7, "tenants": states}
+    told["figures"] = figures
     server.client.told |= {"metrics": METRICS, "status": json.dumps(told).encode()}
     assert server.get("/metrics").body.decode().splitlines() == [
         "# HELP coissue_requests_total Requests",
@@ -176,7 +178,7 @@ def test_own_application_shows_nothing_of_other_tenants():
         'coissue_requests_total{outcome="failed",tenant="two"} 2.0',
     ]
     status = server.get("/status").json
-    assert [tenant["name"] for tenant in status["tenants"]] == ["two"]
+    assert [(t["name"], t["requests"]) for t in status["tenants"]] == [("two", 3)]
     kept = {"policy": "space_time", "device": "cpu", "tenants": {"two": ["ready", ""]}}
     assert status["scheduler"] == kept
     reply = server.get("/timeline")
@@ -559,6 +561,36 @@ def test_status_as_data(server):
     assert status["replica_answers"] == {"ok": 1}
 
 
+def test_status_tells_which_handler_serves_and_how_a_tenant_does(server):
+    figures = {"requests": 200, "in_time": 0.995, "p99_ms": 12.5}
+    told = {"policy": "fifo", "figures": {"m": figures, "gone": figures}}
+    server.client.told["status"] = json.dumps(told).encode()
+    server.client.directory["m"] = tenant(handler='{"use":"team.text:Own","kwargs":{}}')
+    status = server.get("/status").json
+    tenants = {one["name"]: one for one in status["tenants"]}
+    assert {key: tenants["m"][key] for key in ("handler", *figures)} == {
+        "handler": "team.text:Own", **figures,
+    }  # fmt: skip
+    nothing = {"handler": "", "requests": None, "in_time": None, "p99_ms": None}
+    assert {key: tenants["two"][key] for key in nothing} == nothing
+    assert status["scheduler"] == {"policy": "fifo"}
+    page = server.get("/status", {"accept": "text/html"}).body.decode()
+    for cell in ("team.text:Own", "200", "0.995", "12.5"):
+        assert f"<td>{cell}</td>" in page
+    assert "None" not in page
+
+
+def test_status_says_why_the_config_deployed_last_does_not_run(server):
+    async def explain():
+        return "", "args.tenants.0.slo: <no> class"
+
+    assert server.get("/status").json["deploy_error"] == ""
+    server.app.settings = HttpSettings(explain=explain)
+    assert server.get("/status").json["deploy_error"] == "args.tenants.0.slo: <no> class"
+    page = server.get("/status", {"accept": "text/html"}).body.decode()
+    assert "does not run: args.tenants.0.slo: &lt;no&gt; class" in page
+
+
 def test_status_page_escapes_everything(server):
     server.client.told["status"] = b'{"<i>": ["<script>alert(1)</script>", {"a": 0.5}]}'
     reply = server.get("/status", {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
@@ -582,7 +614,7 @@ def test_status_says_why_there_is_no_scheduler(server):
     why = "the scheduler cannot start: OSError: no"
 
     async def explain():
-        return why
+        return why, ""
 
     server.app.settings = HttpSettings(explain=explain)
     assert server.get("/status").json["scheduler"] == {"error": why, "cannot_start": True}

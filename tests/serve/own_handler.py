@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 
 import numpy as np
 
@@ -15,14 +17,25 @@ class Odd:
 
 
 class Leaves:
-    """Ends the process that constructs it."""
+    """Ends the process that constructs it: leaves it, or gets it a signal."""
+
+    def __init__(self, by: str = "exit") -> None:
+        if by == "exit":
+            os._exit(3)
+        os.kill(os.getpid(), signal.Signals[by])
+        signal.pause()
+
+
+class Holds:
+    """Its constructor never gives the GIL back."""
 
     def __init__(self) -> None:
-        os._exit(3)
+        ctypes.PyDLL(None).pause()
 
 
 class Waits:
-    """Its constructor waits until somebody writes to the named pipe; then like `Sums`."""
+    """Its constructor waits until somebody writes to the named pipe; then like `Sums`. It is
+    constructed twice: by the trial, then where it serves."""
 
     def __init__(self, path: str) -> None:
         with open(path) as pipe:

@@ -17,7 +17,7 @@ REASONS = {
     "unimportable": ["ImportError", "the tenant's dependency is missing"],
     "unexportable": ["svd"],
     "oversized": ["bytes"],
-    "leaves": ["own_handler:Leaves cannot be loaded", "its process ended 2 times"],
+    "leaves": ["own_handler:Leaves cannot be loaded", "its code left the process with status 3"],
     "homeless": ["no_such_module:Handler cannot be loaded", "No module named 'no_such_module'"],
     "wordless": ["handler text cannot be loaded", "no tokenizer file '/none'"],
 }

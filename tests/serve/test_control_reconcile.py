@@ -109,7 +109,7 @@ class Captures:
 class Trials:
     """Handlers of tenants' own `bad` classes cannot be loaded."""
 
-    async def prove(self, tenant):
+    async def prove(self, tenant, seconds):
         await asyncio.sleep(0)
         if tenant.handler and "bad" in tenant.handler.use:
             raise TenantFailed("no such class")

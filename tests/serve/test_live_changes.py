@@ -128,23 +128,52 @@ def answer_of(live, sums):
     return reply.status == 200 and reply.json
 
 
-def test_a_handler_that_ends_its_process_leaves_the_old_one(live):
+def test_a_config_that_is_refused_is_told_by_its_keys_and_changes_nothing(live):
+    settings, first = changed(live), changed(live)
+    tenant_of(settings, "slo")["slo"] = "nope"
+    settings["pool"] = {"replica": 2}
+    live.deploy(settings)
+    at = [tenant["name"] for tenant in settings["tenants"]].index("slo")
+    lines = [
+        "args.pool.replica: unknown key",
+        f"args.tenants.{at}.slo: no class 'nope' in slo_classes (there are: batch, fast)",
+    ]
+    poll("status says why", lambda: live.status()["deploy_error"].splitlines() == lines)
+    told = "\n".join(["The config deployed last does not run:", *lines])
+    poll("up says why", lambda: told in live.log.read_text())
+    assert set(live.states().values()) == {"ready"}
+    assert answer_of(live, json.dumps({"sizes": [1, 2]}))
+    live.deploy(first)
+    poll("all is well", lambda: live.status()["deploy_error"] == "")
+
+
+@pytest.mark.parametrize(
+    ("handler", "why"),
+    [
+        ({"use": "own_handler:Leaves"}, "left the process with status 3"),
+        ({"use": "own_handler:Leaves", "kwargs": {"by": "SIGTERM"}}, "ended by signal 15"),
+        ({"use": "own_handler:Holds"}, "took longer than"),
+    ],
+    ids=["leaves", "ends itself", "holds the GIL"],
+)
+def test_a_handler_that_spoils_its_process_leaves_the_old_one(live, handler, why):
     sums = json.dumps({"sizes": [1, 2]})
     before = live.ask("POST", "/tenants/own", sums).json
     settings, first = changed(live), changed(live)
-    tenant_of(settings, "own")["handler"] = {"use": "own_handler:Leaves"}
-    live.deploy(settings)
-    poll("status says why", lambda: "its process ended" in live.tenant("own").get("reason", ""))
-    assert "the changed handler failed, version 1 serves" in live.tenant("own")["reason"]
-    after = poll("its process is back", lambda: answer_of(live, sums))
-    assert after["scaled"] == before["scaled"]
-    assert after["pid"] != before["pid"]
+    settings["capture"] = {"seconds": 10}
+    tenant_of(settings, "own")["handler"] = handler
+    with Traffic(live, {"own": (sums, {})}) as traffic:
+        live.deploy(settings)
+        poll("status says why", lambda: why in live.tenant("own").get("reason", ""))
+        assert "the changed handler failed, version 1 serves" in live.tenant("own")["reason"]
+        traffic.wait_more()
+    assert not traffic.failures("own")
+    assert {json.loads(seen.body)["pid"] for seen in traffic.seen["own"]} == {before["pid"]}
     control = live.replica("Control")
     os.kill(control.pid, signal.SIGKILL)  # the next one must not take the bad handler for served
     poll("another control", lambda: live.replica("Control").pid != control.pid)
-    poll("it says why", lambda: "its process ended" in live.tenant("own").get("reason", ""))
-    again = poll("its process is back", lambda: answer_of(live, sums))
-    assert again["scaled"] == before["scaled"]
+    poll("it says why", lambda: why in live.tenant("own").get("reason", ""))
+    assert answer_of(live, sums) == before
     live.deploy(first)
     poll("status is fine again", lambda: not live.tenant("own")["reason"])
 
@@ -160,6 +189,7 @@ def test_the_old_handler_serves_while_another_takes_its_time(live, tmp_path):
         poll("status says so", lambda: "being loaded" in live.tenant("own").get("reason", ""))
         traffic.wait_more()
         assert all(b"scaled" in seen.body for seen in traffic.seen["own"])
+        file.write_text("go")  # to the trial
         file.write_text("go")
         poll("the new one", lambda: b"waited" in traffic.seen["own"][-1].body)
     assert not traffic.failures("own")

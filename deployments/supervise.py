@@ -1,11 +1,10 @@
-"""One capture in processes of its own: bounded in time and output, and nothing of it is left after.
+"""A tenant's code in processes of its own: bounded in time and output, and nothing of it is left.
 
-The server forks a supervisor for each job, and that forks the child that runs the tenant's code, in
-a session of its own, so that signals to its process group reach nobody else. A supervisor adopts
-whatever its descendants leave behind (`PR_SET_CHILD_SUBREAPER`), also what made itself a session,
-and ends it; the server does so for its supervisors. All die with their parent. What tenant code may
-still do, being of the same user, is kill any of these by its pid: whoever asked tries again once,
-one after the other.
+A supervisor forks the child that runs the code, in a session of its own, so that signals to its
+process group reach nobody else. It adopts whatever its descendants leave behind
+(`PR_SET_CHILD_SUBREAPER`), also what made itself a session, and ends it. All die with their parent.
+What tenant code may still do, being of the same user, is kill any of these by its pid: whoever
+asked tries again once, one after the other.
 """
 
 from __future__ import annotations
@@ -18,20 +17,14 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-#: The exit status of a model that cannot be captured, whatever the reason.
-REFUSED: Final = 3
-#: Of a sentence that the server passes on; escaped as JSON, it stays below PIPE_BUF.
-ERROR_CHARS_MAX: Final = 550
-#: What a capture prints goes to the log up to here.
+#: What a child prints goes to the log up to here.
 OUTPUT_BYTES_MAX: Final = 256 * 1024
 END_SECONDS_MAX: Final = 5.0
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
-
-Work = Callable[[], tuple[int, dict[str, Any]]]
 
 
 def adopt_orphans() -> None:
@@ -74,17 +67,14 @@ def end_children() -> None:
         time.sleep(0.005)  # a killed child may have left another: look again, do not spin
 
 
-def supervise(work: Work, folder: str, answers: int, seconds: float, server: int) -> NoReturn:
-    """In a child of `server`: runs the job in a child of its own and tells how it ended.
+def supervise(
+    work: Callable[[], dict[str, Any]], told: Path, seconds: float
+) -> tuple[dict[str, Any], str]:
+    """What `work` returns in a child of this process, and how that ended; ({}, why) without.
 
-    The answer comes by file, so that nothing the tenant's code leaves running (it inherits every
-    descriptor) can hold it back.
+    The answer comes by the file `told`, so that nothing the tenant's code leaves running (it
+    inherits every descriptor) can hold it back.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    die_with(server)
-    adopt_orphans()
-    told = Path(folder + ".answer")
     told.unlink(missing_ok=True)
     own = os.getpid()
     output, printed = os.pipe()
@@ -92,26 +82,18 @@ def supervise(work: Work, folder: str, answers: int, seconds: float, server: int
     if child == 0:
         os.setsid()
         die_with(own)
-        os.close(answers)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for descriptor in (1, 2):
             os.dup2(printed, descriptor)
-        status, line = work()
-        told.write_text(json.dumps({**line, "status": status}))
+        told.write_text(json.dumps(work()))
         os._exit(0)
     os.close(printed)
     why = _watch(child, output, seconds)
     end_children()
     try:
-        line = json.loads(told.read_text())
+        return json.loads(told.read_text()), why
     except (OSError, ValueError):
-        line = {"error": f"capture {why}", "status": REFUSED}
-    if len(line.get("error", "")) > ERROR_CHARS_MAX:
-        line["error"] = line["error"][:ERROR_CHARS_MAX] + " ..."
-    # One write of less than PIPE_BUF: lines of several supervisors do not mix.
-    line = {key: line[key] for key in ("error", "status") if key in line} | {"folder": folder}
-    os.write(answers, json.dumps(line).encode() + b"\n")
-    os._exit(0)
+        return {}, why
 
 
 def _watch(child: int, output: int, seconds: float) -> str:
@@ -130,7 +112,7 @@ def _watch(child: int, output: int, seconds: float) -> str:
                 poll.unregister(output)
             os.write(2, data[:left])
             if len(data) > left > 0:
-                os.write(2, b"\ncapture: the rest of what it prints is left out\n")
+                os.write(2, b"\nthe rest of what it prints is left out\n")
             left = max(0, left - len(data))
         if ended in ready and (output not in ready or not left):
             return _say_end(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -144,4 +126,4 @@ def _say_end(code: int) -> str:
     """Why a child that gave no answer ended; `code` as of `os.waitstatus_to_exitcode`."""
     if code < 0:
         return f"was ended by signal {-code} ({signal.strsignal(-code)})"
-    return f"ended early: the model's code left the process with status {code}"
+    return f"ended early: its code left the process with status {code}"
