@@ -48,7 +48,8 @@ def main(seconds: float, parent: int) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         answer, why = supervise(work, Path(folder) / "answer", seconds)
-    print(answer.get("wrong", f"handler {settings.use} cannot be loaded: its process {why}"))
+    wrong = answer.get("wrong", f"handler {settings.use} cannot be loaded: its process {why}")
+    sys.stdout.buffer.write(wrong.encode())
 
 
 if __name__ == "__main__":
