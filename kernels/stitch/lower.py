@@ -37,6 +37,8 @@ def can_lower(op: Op, mode: Mode, lowered: Lowered) -> bool:
         return types[operands[0]].dtype in KINDS["float"]
     if op.name == "matmul":
         return _is_small_product(op, lowered)
+    if op.name == "index":  # places that inputs choose may be outside, which raises
+        return all(lowered.layouts[value] is Layout.FIXED for value in op.inputs[1:])
     return True
 
 
@@ -464,6 +466,39 @@ def _embedding(c: Lowering, op: Op) -> int:
     return c.builder.reshape(c.builder.gather(full, c.node(index), 0), c.shape(op.outputs[0]))
 
 
+def _index(c: Lowering, op: Op) -> int:
+    """A lookup along the indexed dims as one."""
+    source, out = op.inputs[0], op.outputs[0]
+    dims, shape = integers(op, "dims"), c.types[source].shape
+    rank = len(c.types[out].shape) - len(shape) + len(dims)
+    picked = [(d, extent) for d, extent in c.axes(out) if 0 <= d - dims[0] < rank]
+    places = []
+    for value in op.inputs[1:]:
+        shift = dims[0] + rank - len(c.types[value].shape)
+        axes = tuple(picked.index((d + shift, extent)) for d, extent in c.axes(value))
+        index = c.cast(c.node(value), "i64")
+        places.append(c.builder.broadcast(index, axes, tuple(extent for _, extent in picked)))
+    place = _join_places(c, places, [shape[dim].scale for dim in dims])
+    before = tuple(extent for d, extent in c.axes(source) if d < dims[0])
+    after = tuple(extent for d, extent in c.axes(source) if d > dims[-1])
+    whole = math.prod(shape[dim].scale for dim in dims)
+    table = c.builder.reshape(c.node(source), (*before, whole, *after))
+    return c.builder.reshape(c.builder.gather(table, place, len(before)), c.shape(out))
+
+
+def _join_places(c: Lowering, places: Sequence[int], extents: Sequence[int]) -> int:
+    """One index for axes taken together; a lookup itself counts negative ones from the end."""
+    if len(places) == 1:
+        return places[0]
+    joined = None
+    for index, extent in zip(places, extents, strict=True):
+        size, zero = (c.builder.constant(number, "i64") for number in (extent, 0))
+        index = c.call("where", c.call("lt", index, zero), c.call("add", index, size), index)
+        joined = index if joined is None else c.call("add", c.call("mul", joined, size), index)
+    assert joined is not None
+    return joined
+
+
 _ONE_NAME: Final = """
     neg abs sign floor ceil round sigmoid tanh exp log log1p sqrt rsqrt reciprocal erf sin cos
     add sub mul pow maximum minimum remainder floor_div eq ne lt le gt ge logical_and logical_or
@@ -483,7 +518,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "identity": lambda c, op: c.node(op.inputs[0]),
     "div": _div, "where": _where, "cast": _cast, "full": _full, "reshape": _reshape,
     "expand": _expand, "permute": _permute, "slice": _slice, "select": _select,
-    "concat": _concat, "matmul": _matmul, "embedding": _embedding,
+    "concat": _concat, "matmul": _matmul, "embedding": _embedding, "index": _index,
 }  # fmt: skip
 #: Ops that only say where elements are: free as long as nothing is computed with them.
 VIEWS: Final = frozenset({"identity", "reshape", "expand", "permute", "slice", "select"})
