@@ -157,7 +157,8 @@ class Captures:
         try:
             server.stdin.write(json.dumps(job).encode() + b"\n")
             await server.stdin.drain()
-        except ConnectionError:
+        except (ConnectionError, RuntimeError):  # uvloop's, for a pipe that is closed
+            await server.wait()
             return {"error": "the capture server ended", "server": "ended"}
         return await future
 

@@ -34,6 +34,8 @@ from coissue.deployments.trials import Trials
 logger = logging.getLogger("coissue.control")
 RECONCILE_SECONDS: Final = 0.5
 PING_SECONDS: Final = 1.0
+#: What Serve puts before the sentences of `app.build`.
+BUILD_FAILED: Final = " failed with exception:\n"
 #: Between two tries to start a scheduler whose constructor fails.
 RETRY_SECONDS: Final = 5.0
 #: For an orderly end of the scheduler, which first answers what is in flight.
@@ -174,7 +176,8 @@ class Control:
         application = (await asyncio.to_thread(serve.status)).applications.get(name)
         if application is None or application.status != "DEPLOY_FAILED":
             return self._trouble, ""
-        return self._trouble, printable(application.message)
+        head, _, said = application.message.partition(BUILD_FAILED)
+        return self._trouble, printable(said or head)
 
     def check_health(self) -> None:
         for loop in self._loops:

@@ -71,21 +71,18 @@ class DedicatedTenant:
     async def is_up(self) -> bool:
         return True
 
-    async def attempt(self, settings: str, seconds: float) -> str:
-        """Why it cannot be loaded, found out in a process of its own; empty: it can."""
-        return "" if settings in self._handlers else await try_apart(settings, seconds)
-
-    async def load(self, settings: str) -> str:
-        """Why it cannot be loaded; empty: it is. Here and not in the constructor, so that code
-        which ends the process does not fail the whole application."""
-        loaded = await (await self._find(settings)).loaded
+    async def load(self, settings: str, seconds: float) -> str:
+        """Why it cannot be loaded; empty: it is. After a trial of so many seconds in a process of
+        its own, and not in the constructor: code which ends the process must not fail the whole
+        application."""
+        loaded = await (await self._find(settings, seconds)).loaded
         return loaded.message if isinstance(loaded, Broken) else ""
 
-    async def _find(self, settings: str) -> Apart:
-        """The handler, once its constructor has come back."""
+    async def _find(self, settings: str, trial_s: float = 0.0) -> Apart:
+        """The handler, once its constructor has come back. One that serves is not tried again."""
         found = self._handlers.get(settings)
         if found is None:
-            found = self._handlers[settings] = Apart(settings)
+            found = self._handlers[settings] = Apart(settings, trial_s)
         loaded = await asyncio.shield(found.loaded)
         if isinstance(loaded, Broken):  # what it lacks may come
             self._handlers.pop(settings, None)
@@ -119,11 +116,14 @@ class Apart:
     that takes its time, or never comes back, leaves the handler that is served alone. The thread
     of one that was loaded stays until the process ends, which does not wait for it."""
 
-    def __init__(self, settings: str) -> None:
+    def __init__(self, settings: str, trial_s: float) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._live, daemon=True, name="handler").start()
 
         async def load() -> Handler:
+            wrong = try_apart(settings, trial_s) if trial_s else ""
+            if wrong:
+                return Broken(wrong)
             return load_handler(HandlerSettings.model_validate_json(settings))
 
         self.loaded = self._start(load())

@@ -6,8 +6,8 @@ it: one that leaves its process, kills it or holds its GIL must not do so there.
 
 from __future__ import annotations
 
-import asyncio
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,21 +19,26 @@ from coissue.deployments.supervise import adopt_orphans, die_with, supervise
 
 #: Trials come after whatever serves on this machine.
 NICENESS: Final = 10
+#: The supervisor may be killed, by the handler or by somebody else.
+TRIES: Final = 2
+#: What its answer begins with.
+DONE: Final = b"tried:"
 
 
-async def try_apart(settings: str, seconds: float) -> str:
-    """Why a handler (`HandlerSettings` as JSON) cannot be loaded; empty: it can."""
-    trial = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "coissue.deployments.trial", f"{seconds:g}", str(os.getpid()),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,
-    )  # fmt: skip
-    said, _ = await trial.communicate(settings.encode())
-    if trial.returncode:
-        use = HandlerSettings.model_validate_json(settings).use
-        return f"handler {use} cannot be loaded: its process ended"
-    return said.decode()
+def try_apart(settings: str, seconds: float) -> str:
+    """Why a handler (`HandlerSettings` as JSON) cannot be loaded; empty: it can. Waits for it; the
+    process ends with this thread."""
+    command = [sys.executable, "-m", "coissue.deployments.trial", f"{seconds:g}", str(os.getpid())]
+    path = os.pathsep.join(filter(None, sys.path))
+    for _ in range(TRIES):
+        trial = subprocess.run(
+            command, input=settings.encode(), stdout=subprocess.PIPE, check=False,
+            env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
+        )  # fmt: skip
+        if trial.stdout.startswith(DONE):
+            return trial.stdout.removeprefix(DONE).decode()
+    use = HandlerSettings.model_validate_json(settings).use
+    return f"handler {use} cannot be loaded: its trial ended {TRIES} times"
 
 
 def main(seconds: float, parent: int) -> None:
@@ -49,7 +54,7 @@ def main(seconds: float, parent: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         answer, why = supervise(work, Path(folder) / "answer", seconds)
     wrong = answer.get("wrong", f"handler {settings.use} cannot be loaded: its process {why}")
-    sys.stdout.buffer.write(wrong.encode())
+    sys.stdout.buffer.write(DONE + wrong.encode())
 
 
 if __name__ == "__main__":

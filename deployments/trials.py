@@ -20,6 +20,8 @@ from coissue.deployments.settings import HandlerSettings, TenantSettings
 
 #: A process may also end for other reasons than what it loads.
 TRIES: Final = 2
+#: For the two processes of a trial to start.
+SECONDS_MORE: Final = 60
 
 
 @final
@@ -50,12 +52,10 @@ class Trials:
         for _ in range(TRIES):
             try:
                 await handle.is_up.remote()  # Serve's time to start it is not the handler's
-                if wrong := str(await handle.attempt.remote(settings, seconds)):
-                    return wrong
-                async with asyncio.timeout(seconds):
-                    return str(await handle.load.remote(settings))
+                async with asyncio.timeout(2 * seconds + SECONDS_MORE):
+                    return str(await handle.load.remote(settings, seconds))
             except TimeoutError:
-                return f"{said} it took longer than {seconds:g} s"
+                return f"{said} it took longer than {seconds:g} s where it serves"
             except (RayError, RayServeException):
                 pass  # its process ended; Serve starts another
         return f"{said} its process ended {TRIES} times meanwhile"

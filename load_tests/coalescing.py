@@ -1,6 +1,6 @@
 """What coalescing across tenants pays on the CPU device, shape by shape.
 
-    python -m load_tests.coalescing --data FOLDER [--quick]
+    python -m load_tests.coalescing --data FOLDER [--quick | --only SHAPES]
 
 FOLDER holds `seed_gemm.csv`, `deepbench_inf_server_gemm.csv` and `deepbench_inf_server_rnn.csv`
 (columns M, N, K, or step_gemm_M, step_gemm_N, step_gemm_K): N rows of one request times a weight
@@ -64,6 +64,10 @@ class Shape:
     rows: int
     width_in: int
     width_out: int
+
+    @property
+    def size(self) -> str:
+        return f"{self.rows}x{self.width_in}x{self.width_out}"
 
 
 def read_shapes(folder: Path) -> list[Shape]:
@@ -206,18 +210,15 @@ def run(shapes: list[Shape], console: Console) -> dict[str, Any]:
                 for tenants in TENANTS:
                     size = 4 * shape.width_in * shape.width_out * (1 if shared else tenants)
                     weights = "shared" if shared else "own"
-                    name = f"{shape.rows}x{shape.width_in}x{shape.width_out}"
                     if size > WEIGHT_BYTES_MAX:
-                        skipped.append(
-                            f"{name}, {tenants} tenants, {'shared' if shared else 'own'}"
-                        )
+                        skipped.append(f"{shape.size}, {tenants} tenants, {weights}")
                         continue
                     case = Case(device, shape, tenants, shared=shared)
                     found: dict[str, Any] = compare(case, ROUNDS)
                     if min(found.values()) < AGAIN_BELOW:
                         found = {**compare(case, ROUNDS_AGAIN), "first": found}
                     rows.append({
-                        "shape": name, "from": shape.name, "weights": weights,
+                        "shape": shape.size, "from": shape.name, "weights": weights,
                         "tenants": tenants, "joined": case.joins, **found,
                     })  # fmt: skip
                     case.close()
@@ -251,14 +252,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with the CSV files")
     parser.add_argument("--quick", action="store_true", help="three shapes, no result file")
+    parser.add_argument("--only", default="", help="shapes like 128x1152x256,...; no result file")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {CORE})
     torch.set_num_threads(1)
     console, started = Console(), time.monotonic()
     shapes = read_shapes(arguments.data)
-    found = run(shapes[:3] if arguments.quick else shapes, console)
+    only = list(filter(None, arguments.only.split(",")))
+    if arguments.quick or only:
+        shapes = [shape for shape in shapes if shape.size in only] if only else shapes[:3]
+    found = run(shapes, console)
     console.print(results.summarise(found), highlight=False)
-    if not arguments.quick:
+    if not arguments.quick and not only:
         seconds = time.monotonic() - started
         path = results.write(ROOT / "docs" / "results", "coalescing", found, seconds=seconds)
         console.print(f"-> {path.relative_to(ROOT)}")

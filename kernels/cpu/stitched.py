@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
@@ -142,24 +143,27 @@ class _Function:
     """A generated function with its argument lists, which are filled anew for every call.
 
     Untyped, for ctypes takes twice as long to check types as to call: all arguments are its own.
+    Nor does ctypes write the pointers: that takes as long as two calls.
     """
 
-    __slots__ = ("_arguments", "_first", "_function", "_last", "_pick", "_pointers")
+    __slots__ = ("_arguments", "_first", "_function", "_last", "_pack", "_pick", "_pointers")
 
     def __init__(self, function: Any, call: Call, spots: Mapping[int, int]) -> None:
         """`spots`: where the address of a place is among those of a launch."""
         self._function = function
         places = (*call.inputs, *call.outputs)
-        #: The two lists of pointers, one after the other.
-        self._pointers = (ctypes.c_void_p * len(places))()
+        #: The two lists of pointers, one after the other, and one more: `itemgetter` gives a tuple
+        #: for two and up.
+        self._pointers = (ctypes.c_void_p * (len(places) + 1))()
         self._pick = itemgetter(*(spots[place] for place in (*places, places[0])))
+        self._pack = struct.Struct(f"{len(places) + 1}P").pack_into
         self._first, self._last = ctypes.c_int64(), ctypes.c_int64()
         start = ctypes.addressof(self._pointers)
         lists = start, start + len(call.inputs) * ctypes.sizeof(ctypes.c_void_p)
         self._arguments = (*map(ctypes.c_void_p, lists), self._first, self._last)
 
     def __call__(self, addresses: Sequence[int], first: int, last: int) -> None:
-        self._pointers[:] = self._pick(addresses)[:-1]
+        self._pack(self._pointers, 0, *self._pick(addresses))
         self._first.value, self._last.value = first, last
         self._function(*self._arguments)
 

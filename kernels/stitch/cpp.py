@@ -17,6 +17,7 @@ including denormals, infinities and NaN: exp 2, log 2, log1p 2, sigmoid 3, tanh 
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
@@ -48,11 +49,13 @@ from coissue.kernels.stitch.render import (
 )
 
 #: -fwrapv: integers wrap. No flag that would change what NaN and infinity do. Loops are never
-#: peeled for alignment: results must not depend on addresses.
+#: peeled for alignment: results must not depend on addresses. Unrolled, for polynomials are chains,
+#: and with whole AVX-512 registers, which g++ avoids unless told: GELU takes 0.6 of the time.
 FLAGS: Final = (
     "-std=c++17", "-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno",
     "-fno-trapping-math", "-fwrapv", "-fno-strict-aliasing", "-fPIC", "-shared",
-    "--param=vect-max-peeling-for-alignment=0",
+    "--param=vect-max-peeling-for-alignment=0", "-funroll-loops",
+    *(["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else []),
 )  # fmt: skip
 
 _UNIT: Final = Var("unit", INDEX)

@@ -34,12 +34,15 @@ class Holds:
 
 
 class Waits:
-    """Its constructor waits until somebody writes to the named pipe; then like `Sums`. It is
-    constructed twice: by the trial, then where it serves."""
+    """Its constructor waits until somebody writes to its named pipe: the first to the trial, the
+    second where it serves; then like `Sums`."""
 
-    def __init__(self, path: str) -> None:
-        with open(path) as pipe:
+    def __init__(self, first: str, second: str) -> None:
+        is_trial = not os.path.exists(f"{first}.done")
+        with open(first if is_trial else second) as pipe:
             pipe.read()
+        with open(f"{first}.done", "w"):
+            pass
         self.preprocess = Sums().preprocess
 
     def postprocess(self, outputs):

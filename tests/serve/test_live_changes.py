@@ -179,18 +179,20 @@ def test_a_handler_that_spoils_its_process_leaves_the_old_one(live, handler, why
 
 
 def test_the_old_handler_serves_while_another_takes_its_time(live, tmp_path):
-    sums, file = json.dumps({"sizes": [1, 2]}), tmp_path / "go"
-    os.mkfifo(file)
+    sums, pipes = json.dumps({"sizes": [1, 2]}), {"first": tmp_path / "a", "second": tmp_path / "b"}
+    for pipe in pipes.values():
+        os.mkfifo(pipe)
     settings, first = changed(live), changed(live)
-    slow = {"use": "own_handler:Waits", "kwargs": {"path": str(file)}}
+    kwargs = {name: str(pipe) for name, pipe in pipes.items()}
+    slow = {"use": "own_handler:Waits", "kwargs": kwargs}
     tenant_of(settings, "own")["handler"] = slow
     with Traffic(live, {"own": (sums, {})}) as traffic:
         live.deploy(settings)
         poll("status says so", lambda: "being loaded" in live.tenant("own").get("reason", ""))
         traffic.wait_more()
         assert all(b"scaled" in seen.body for seen in traffic.seen["own"])
-        file.write_text("go")  # to the trial
-        file.write_text("go")
+        for pipe in pipes.values():
+            pipe.write_text("go")
         poll("the new one", lambda: b"waited" in traffic.seen["own"][-1].body)
     assert not traffic.failures("own")
     live.deploy(first)
