@@ -248,6 +248,21 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def tabulate(rows: list[dict[str, Any]]) -> str:
+    """Shape by shape: time_only over space_time / space_only over space_time; (nothing joined)."""
+    lines = ["", "| shape | weights | " + " | ".join(f"{n} tenants" for n in TENANTS) + " |"]
+    lines.append("|---" * (2 + len(TENANTS)) + "|")
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for row in rows:
+        text = f"{row['time_only']:.2f} / {row['space_only']:.2f}"
+        key = row["shape"], row["weights"]
+        found.setdefault(key, {})[row["tenants"]] = text if row["joined"] else f"({text})"
+    for (shape, weights), ratios in found.items():
+        cells = " | ".join(ratios.get(n, "") for n in TENANTS)
+        lines.append(f"| {shape} | {weights} | {cells} |")
+    return "\n".join([*lines, ""])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with the CSV files")
@@ -266,6 +281,8 @@ def main() -> None:
     if not arguments.quick and not only:
         seconds = time.monotonic() - started
         path = results.write(ROOT / "docs" / "results", "coalescing", found, seconds=seconds)
+        with path.with_suffix(".md").open("a") as text:
+            text.write(tabulate(found["rows"]))
         console.print(f"-> {path.relative_to(ROOT)}")
 
 
