@@ -29,6 +29,11 @@ from coissue.kernels.cpu.store import StoredWeight, WeightStore
 Part = tuple[StoredWeight, StoredWeight | None, int]
 #: Rows measured; a launch uses the entry nearest in ratio.
 ROWS = (1, 4, 16, 64, 256)
+#: In this order, as far as time allows. A few rows first: there `kn` may read weights at half the
+#: speed of a packed form. By one row alone large weights would get `kn`, and coalescing nothing.
+MEASURED = (4, 1, 16, 64, 256)
+#: So many of them whatever it takes.
+MEASURED_MIN = 2
 #: A provider with a copy of its own must be this much faster than `kn`.
 COPY_GAIN = 0.92
 #: Time to measure one provider at one number of rows, and all of one (K, N).
@@ -122,7 +127,7 @@ def _measure(k: int, n: int, table: dict[str, dict[str, int]]) -> None:
     kn, bias = torch.randn(k, n), torch.randn(n)
     packed = {name: make(kn) for name, make in _PACKERS.items()}
     end_ns = time.perf_counter_ns() + SHAPE_NS
-    for rows in (rows for rows in ROWS if str(rows) not in table):
+    for rows in (rows for rows in MEASURED if str(rows) not in table):
         x = torch.randn(rows, k)
         calls: dict[str, Callable[[], object]] = {"kn": partial(torch.addmm, bias, x, kn)}
         for name, form in packed.items():
@@ -133,7 +138,7 @@ def _measure(k: int, n: int, table: dict[str, dict[str, int]]) -> None:
         table[str(rows)] = ns = _time_each(calls)
         if "stack" in ns:
             ns["stack"] //= STACK_MEMBERS
-        if time.perf_counter_ns() > end_ns:
+        if len(table) >= MEASURED_MIN and time.perf_counter_ns() > end_ns:
             break
 
 
@@ -149,7 +154,7 @@ def _time_each(calls: Mapping[str, Callable[[], object]]) -> dict[str, int]:
     """The least ns of each over rounds of all, so that a busy moment of the machine hits all."""
     end_ns = time.perf_counter_ns() + POINT_NS * len(calls)
     best, rounds = dict.fromkeys(calls, 1 << 62), 0
-    while rounds < 4 or (rounds < 50 and time.perf_counter_ns() < end_ns):
+    while rounds < 3 or (rounds < 50 and time.perf_counter_ns() < end_ns):
         for name, call in calls.items():
             start_ns = time.perf_counter_ns()
             call()

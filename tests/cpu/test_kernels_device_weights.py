@@ -140,11 +140,29 @@ def test_a_matrix_read_both_ways_round_is_not_mixed_up(provider, tmp_path):
             np.testing.assert_allclose(both, wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_large_weights_are_chosen_for_by_a_few_rows_too(tmp_path, monkeypatch):
+    """One row alone says nothing of what joined requests cost: `kn` may take twice as long there."""
+    took = {1: {"kn": 7, "mkl": 8, "onednn": 8}, 4: {"kn": 14, "mkl": 8, "onednn": 9}}
+    asked = []
+
+    def time_each(calls):
+        rows = calls["kn"].args[1].shape[0]
+        asked.append(rows)
+        return {name: took[rows][name] for name in calls}
+
+    monkeypatch.setattr(gemm, "_time_each", time_each)
+    monkeypatch.setattr(gemm, "STACK_ELEMENTS", 0)
+    monkeypatch.setattr(gemm, "SHAPE_NS", 0)  # as where one call takes longer
+    chosen = GemmTable(tmp_path / "gemm.json", "this").choose(8, 8)
+    assert sorted(asked) == [1, 4]
+    assert {name for name, _ in chosen} == ({"mkl"} if "mkl" in gemm._PACKERS else {"kn"})
+
+
 def test_gemm_table_is_measured_once_and_kept(tmp_path, monkeypatch):
     path = tmp_path / "gemm.json"
     monkeypatch.setattr(gemm, "SHAPE_NS", 0)
     GemmTable(path, "this").choose(8, 8)
-    assert set(json.loads(path.read_text())["ns"]["8x8"]) == {"1"}
+    assert set(json.loads(path.read_text())["ns"]["8x8"]) == {"1", "4"}
     monkeypatch.setattr(gemm, "SHAPE_NS", 10**12)  # the next process measures the rest
     GemmTable(path, "this").choose(8, 8)
     measured = json.loads(path.read_text())["ns"]["8x8"]
