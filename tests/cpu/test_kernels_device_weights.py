@@ -141,7 +141,7 @@ def test_a_matrix_read_both_ways_round_is_not_mixed_up(provider, tmp_path):
 
 
 def test_large_weights_are_chosen_for_by_a_few_rows_too(tmp_path, monkeypatch):
-    """One row alone says nothing of what joined requests cost: `kn` may take twice as long there."""
+    """One row says nothing of what joined requests cost: `kn` may take twice as long there."""
     took = {1: {"kn": 7, "mkl": 8, "onednn": 8}, 4: {"kn": 14, "mkl": 8, "onednn": 9}}
     asked = []
 
