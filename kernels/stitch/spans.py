@@ -22,7 +22,8 @@ EXPENSIVE: Final = frozenset(_NAMES.split())
 
 
 def is_expensive(node: Node) -> bool:
-    return node.kind in HEAVY or node.name in EXPENSIVE
+    """A CONCAT asks each of its operands whether an element is its own."""
+    return node.kind in (*HEAVY, Kind.CONCAT) or node.name in EXPENSIVE
 
 
 def span_of(graph: Graph) -> list[int]:
