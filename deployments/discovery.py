@@ -55,8 +55,9 @@ HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_METRICS_PORT": 9101, "RAY_SERVE_HAPROXY_STAT
 FALLBACK_PORTS = ("RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT")
 #: A killed replica is noticed after so long; Serve's default is 10.
 HEALTH_SECONDS = 2
-#: With num_gpus=0 Ray leaves every GPU visible: a replica must not open a context of its own.
-BLIND = {"num_cpus": 0.1, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}}
+#: With num_gpus=0 Ray leaves every GPU visible: a replica must not open a context of its own. It
+#: claims no CPU: a tenth each let 20 start on two cores, and a killed control lost its to another.
+BLIND = {"num_cpus": 0, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}}
 
 
 def as_deployment(decorated: type) -> Deployment:

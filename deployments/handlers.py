@@ -11,7 +11,6 @@ fault (400, with its text), anything else the handler's (500, naming it).
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import logging
 import os
@@ -26,6 +25,7 @@ from pydantic import Field, ValidationError
 from coissue.deployments.channel.checking import show
 from coissue.deployments.channel.frames import printable
 from coissue.deployments.http.errors import HttpError, malformed
+from coissue.deployments.imports import import_anew
 from coissue.deployments.settings import HandlerSettings, Settings, TenantSettings
 
 log = logging.getLogger("coissue.handlers")
@@ -212,7 +212,7 @@ class Own:
     def __init__(self, use: str, kwargs: Mapping[str, Any]) -> None:
         module, _, name = use.partition(":")
         self._use = use
-        self._own = getattr(importlib.import_module(module), name)(**kwargs)
+        self._own = getattr(import_anew(module), name)(**kwargs)
         for verb in ("preprocess", "postprocess"):
             if not callable(getattr(self._own, verb, None)):
                 raise TypeError(f"{use} has no method {verb}")

@@ -184,6 +184,8 @@ class HandlerSettings(Settings):
 
     use: Annotated[str, AfterValidator(lambda use: _check_imported(use) if ":" in use else use)]
     kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    #: Any text. Another one loads it again, when all that changed is its code or a file it reads.
+    revision: str = ""
 
     @property
     def is_builtin(self) -> bool:

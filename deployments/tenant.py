@@ -40,7 +40,7 @@ from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.http.errors import HttpError
 from coissue.deployments.http.intake import SPARE, IntakeLimits
 from coissue.deployments.settings import MIB, HandlerSettings
-from coissue.deployments.trial import try_apart
+from coissue.deployments.trial import SECONDS_MORE, try_apart
 
 T = TypeVar("T")
 
@@ -75,7 +75,13 @@ class DedicatedTenant:
         """Why it cannot be loaded; empty: it is. After a trial of so many seconds in a process of
         its own, and not in the constructor: code which ends the process must not fail the whole
         application."""
-        loaded = await (await self._find(settings, seconds)).loaded
+        try:
+            async with asyncio.timeout(2 * seconds + SECONDS_MORE):
+                loaded = await (await self._find(settings, seconds)).loaded
+        except TimeoutError:  # its thread is lost; another try gets one of its own
+            self._handlers.pop(settings, None)
+            use = _use_of(settings)
+            return f"handler {use} cannot be loaded: it took longer than {seconds:g} s"
         return loaded.message if isinstance(loaded, Broken) else ""
 
     async def _find(self, settings: str, trial_s: float = 0.0) -> Apart:
@@ -118,6 +124,7 @@ class Apart:
 
     def __init__(self, settings: str, trial_s: float) -> None:
         self._loop = asyncio.new_event_loop()
+        self._is_over = False
         threading.Thread(target=self._live, daemon=True, name="handler").start()
 
         async def load() -> Handler:
@@ -130,11 +137,13 @@ class Apart:
         self.loaded.add_done_callback(self._end_if_broken)
 
     def _live(self) -> None:
-        self._loop.run_forever()
+        while not self._is_over:  # a handler may stop its loop
+            self._loop.run_forever()
         self._loop.close()
 
     def _end_if_broken(self, loaded: asyncio.Future[Handler]) -> None:
         if not loaded.cancelled() and isinstance(loaded.result(), Broken):
+            self._is_over = True
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:

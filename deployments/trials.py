@@ -17,11 +17,10 @@ from ray.serve.handle import DeploymentHandle
 from coissue.deployments.captures import TenantFailed
 from coissue.deployments.handlers import Broken, load_handler
 from coissue.deployments.settings import HandlerSettings, TenantSettings
+from coissue.deployments.trial import SECONDS_MORE
 
 #: A process may also end for other reasons than what it loads.
 TRIES: Final = 2
-#: For the two processes of a trial to start.
-SECONDS_MORE: Final = 60
 
 
 @final
@@ -52,10 +51,10 @@ class Trials:
         for _ in range(TRIES):
             try:
                 await handle.is_up.remote()  # Serve's time to start it is not the handler's
-                async with asyncio.timeout(2 * seconds + SECONDS_MORE):
+                async with asyncio.timeout(2 * seconds + 2 * SECONDS_MORE):
                     return str(await handle.load.remote(settings, seconds))
             except TimeoutError:
-                return f"{said} it took longer than {seconds:g} s where it serves"
+                return f"{said} its deployment gave no answer"
             except (RayError, RayServeException):
                 pass  # its process ended; Serve starts another
         return f"{said} its process ended {TRIES} times meanwhile"

@@ -143,15 +143,19 @@ def trace(
 
 @app.command()
 def status(url: Url = "http://127.0.0.1:8000") -> None:
-    """Show the tenants of a running application."""
+    """Show the tenants of a running application. Exit status 1: the config deployed last does not
+    run, or there is no scheduler."""
     try:
         answer = fetch_status(url)
     except (OSError, ValueError) as error:
-        fail(f"{url}: no status: {getattr(error, 'reason', error)}")
+        fail(f"{url}: no status: {getattr(error, 'reason', error)} (elsewhere: --url)")
     console.print(status_table(answer["tenants"]))
-    show_deploy_error(str(answer.get("deploy_error", "")), console)
+    said = str(answer.get("deploy_error", ""))
+    show_deploy_error(said, console)
     if isinstance(answer.get("scheduler"), dict) and "error" in answer["scheduler"]:
         fail(f"scheduler: {answer['scheduler']['error']}")
+    if said:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -296,10 +300,13 @@ def fetch_status(url: str, timeout_s: float = 5.0) -> dict[str, Any]:
 
 def status_table(tenants: list[dict[str, Any]]) -> Group:
     """A row per tenant, and below the table why some are not as they should be."""
-    table = Table("tenant", "version", "state", "SLO", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("tenant", overflow="fold")
+    table.add_column("version", justify="right")
+    table.add_column("state")
+    for figure in ("SLO", "requests", "in time", "p99"):
+        table.add_column(figure, justify="right", no_wrap=True)
     table.add_column("handler", overflow="fold")
-    for figure in ("requests", "in time", "p99"):
-        table.add_column(figure, justify="right")
     reasons = []
     for tenant in tenants:
         name, state = show_plain(str(tenant.get("name", ""))), str(tenant.get("state", ""))
@@ -308,11 +315,11 @@ def status_table(tenants: list[dict[str, Any]]) -> Group:
             name,
             str(tenant.get("version", "")),
             f"[{COLORS.get(state, 'yellow')}]{show_plain(state)}",
-            show_plain(str(tenant.get("slo_class", ""))) + _format(" {:g} ms", deadline),
-            show_plain(str(tenant.get("handler", ""))),
-            _format("{:g}", tenant.get("requests")),
+            _format("{:g} ms", deadline),
+            _format("{:.0f}", tenant.get("requests")),
             _format("{:.2%}", tenant.get("in_time")),
             _format("{:.4g} ms", tenant.get("p99_ms")),
+            show_plain(str(tenant.get("handler", ""))),
         )
         if reason:
             reasons.append(f"{name}: {show_plain(str(reason))}")

@@ -304,13 +304,18 @@ def _show_progress(
     interrupted: threading.Event,
 ) -> bool:  # fmt: skip
     """Until all tenants are ready or failed: True. Interrupted: False."""
-    started = time.monotonic()
+    started, told = time.monotonic(), dict[str, str]()
     with Live(console=console, refresh_per_second=4) as live:
         while not interrupted.wait(POLL_S):
             _raise_if_deploy_failed(config)
             tenants = _tenants_now(_status_now(base), settings)
             seconds = f"{time.monotonic() - started:.0f} s"
             live.update(Group(status_table(tenants), seconds))
+            states = {str(tenant["name"]): str(tenant["state"]) for tenant in tenants}
+            if not console.is_terminal:  # which sees the table at the end only
+                for name, state in states.items() - told.items():
+                    console.print(f"{seconds:>6} {name}: {state}", markup=False, highlight=False)
+            told = states
             if all(tenant["state"] in ("ready", "failed") for tenant in tenants):
                 return True
     return False
@@ -401,7 +406,8 @@ def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console
     for text, url in (
         ("plain route", f"POST {base}/tenants/{name}"),
         ("Open Inference Protocol", f"POST {base}/v2/models/{name}/infer"),
-        ("status", f"{base}/status"), ("metrics", f"{base}/metrics"), *own,
+        ("status", f"coissue status --url {base}, or {base}/status"),
+        ("metrics", f"{base}/metrics"), *own,
         ("timeline", f"coissue trace FILE --url {base}"),
         ("in Ray's words", _show_command(ray_url)), ("logs", f"{_session_folder()}/logs"),
         ("for `serve run`", f"RAY_ADDRESS={_gcs_address()}"),

@@ -175,6 +175,11 @@ def show_summary(
     )
     for head, text in lines.items():
         console.print(f"{head:>16}  {text}", highlight=False)
+    if lag_ms > LAG_MS_MAX:
+        console.print(
+            "[bold yellow]This is no valid comparison[/]: other work on this machine kept the load "
+            "generator from sending in time. Run it again on a quiet one.", highlight=False,
+        )  # fmt: skip
 
 
 def ratio(above: float, below: float) -> str:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from coissue.deployments import trial
 from coissue.deployments.settings import HandlerSettings
 from coissue.deployments.trial import try_apart
 
 HANDLERS = """
-import os, signal, subprocess, sys, time
+import asyncio, os, signal, subprocess, sys, time
 
 class Good:
     def __init__(self, **kwargs):
@@ -30,6 +31,15 @@ class Leaves:
 class Ends:
     def __init__(self, who="getpid"):
         os.kill(getattr(os, who)(), signal.SIGKILL)
+        time.sleep(600)
+
+class Loops(Good):
+    def __init__(self):
+        asyncio.get_running_loop().create_task(asyncio.sleep(0))
+
+class Stops:
+    def __init__(self):
+        os.kill(os.getppid(), signal.SIGSTOP)
         time.sleep(600)
 
 class Hangs:
@@ -58,6 +68,7 @@ def attempt(tmp_path, monkeypatch):
 
 def test_one_that_can_be_loaded(attempt):
     assert attempt("Good", text='"ü\n') == ""
+    assert attempt("Loops") == ""
 
 
 @pytest.mark.parametrize(
@@ -76,6 +87,12 @@ def test_why_one_cannot_be_loaded(attempt, name, kwargs, why):
     assert said.startswith(f"handler team:{name} cannot be loaded: ")
     assert why in said
     assert "\n" not in said
+
+
+def test_a_trial_that_is_stopped_is_given_up(attempt, monkeypatch):
+    monkeypatch.setattr(trial, "SECONDS_MORE", 3)
+    said = attempt("Stops", seconds=1.0)
+    assert said == "handler team:Stops cannot be loaded: its trial gave no answer in 4 s"
 
 
 def test_nothing_of_it_is_left(attempt, tmp_path):

@@ -373,14 +373,14 @@ def test_only_plain_strings_say_what_went_wrong(monkeypatch):
         for name in ("Mute", "Odd", "Stop", "CancelledError"):
             init = HandlerSettings(use=f"odd_code:{name}Init").model_dump_json()
             verbs = HandlerSettings(use=f"odd_code:{name}Verbs").model_dump_json()
-            said = await deployment.load(init)
+            said = await deployment.load(init, 0.0)
             assert said.startswith(f"handler odd_code:{name}Init cannot be loaded: ")
             before = {thread for thread in threading.enumerate() if thread.name == "handler"}
             assert await deployment.preprocess(init, b"{}") == (b"", ("failed", said))
             for thread in {t for t in threading.enumerate() if t.name == "handler"} - before:
                 await asyncio.to_thread(thread.join, 60)  # nothing of it stays
                 assert not thread.is_alive()
-            assert await deployment.load(verbs) == ""
+            assert await deployment.load(verbs, 0.0) == ""
             arrays = pack_arrays({"y": np.zeros(1)})
             _, before = await deployment.preprocess(verbs, b"{}")
             _, after = await deployment.postprocess(verbs, arrays, b"{}")
@@ -428,9 +428,9 @@ def test_constructor_and_methods_share_a_thread_and_a_loop_of_their_own(monkeypa
             HandlerSettings(use="own_code:Stuck", kwargs={"number": n}).model_dump_json()
             for n in range(5)
         ]
-        assert await deployment.load(bound) == ""
+        assert await deployment.load(bound, 0.0) == ""
         before = deployment._handlers[bound]
-        hanging = [asyncio.ensure_future(deployment.load(one)) for one in stuck]
+        hanging = [asyncio.ensure_future(deployment.load(one, 0.0)) for one in stuck]
         packed = pack_arrays({"y": np.ones((1, 1))})
         for _ in range(3):  # however many hang
             value, wrong = await deployment.preprocess(bound, b"{}")
@@ -442,6 +442,48 @@ def test_constructor_and_methods_share_a_thread_and_a_loop_of_their_own(monkeypa
         Stuck.go.set()
         assert await asyncio.gather(*hanging) == [""] * 5
         assert len(deployment._handlers) == HANDLERS_KEPT
+
+    asyncio.run(scenario())
+
+
+def test_a_constructor_that_never_came_back_is_tried_again(monkeypatch):
+    module = types.ModuleType("own_code")
+    module.Stuck, Stuck.go = Stuck, threading.Event()
+    monkeypatch.setitem(sys.modules, "own_code", module)
+    monkeypatch.setattr("coissue.deployments.tenant.SECONDS_MORE", 0.05)
+
+    async def scenario():
+        deployment = DedicatedTenant.func_or_class()
+        stuck = HandlerSettings(use="own_code:Stuck", kwargs={"number": 1}).model_dump_json()
+        said = await deployment.load(stuck, 0.0)
+        assert said == "handler own_code:Stuck cannot be loaded: it took longer than 0 s"
+        monkeypatch.setattr("coissue.deployments.tenant.SECONDS_MORE", 60.0)
+        Stuck.go.set()
+        assert await deployment.load(stuck, 0.0) == ""
+
+    asyncio.run(scenario())
+
+
+class Ending(Team):
+    """Stops the loop that it runs in."""
+
+    def preprocess(self, payload):
+        asyncio.get_running_loop().stop()
+        return super().preprocess(payload)
+
+
+def test_a_handler_that_stops_its_loop_goes_on(monkeypatch):
+    module = types.ModuleType("own_code")
+    module.Ending = Ending
+    monkeypatch.setitem(sys.modules, "own_code", module)
+
+    async def scenario():
+        deployment = DedicatedTenant.func_or_class()
+        ending = HandlerSettings(use="own_code:Ending", kwargs={"factor": 1}).model_dump_json()
+        assert await deployment.load(ending, 0.0) == ""
+        for _ in range(3):
+            _, wrong = await deployment.preprocess(ending, b"{}")
+            assert wrong is None
 
     asyncio.run(scenario())
 

@@ -174,7 +174,12 @@ class Up:
     def __enter__(self):
         self.write_config()
         self.log = self.folder / "up.log"
-        paths = [str(TESTS), str(TESTS / "serve"), os.environ.get("PYTHONPATH", "")]
+        paths = [
+            str(self.folder),
+            str(TESTS),
+            str(TESTS / "serve"),
+            os.environ.get("PYTHONPATH", ""),
+        ]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "COLUMNS": "200"}
         env.pop("RAY_ADDRESS", None)
         self.env = env

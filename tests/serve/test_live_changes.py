@@ -199,6 +199,31 @@ def test_the_old_handler_serves_while_another_takes_its_time(live, tmp_path):
     poll("the old one again", lambda: answer_of(live, sums).get("scaled"))
 
 
+def test_edited_code_of_a_handler_goes_live_with_another_revision(live, tmp_path):
+    """The process that serves has imported the module before it was edited."""
+    sums, code = json.dumps({"sizes": [1, 2]}), live.folder / "edited_team.py"
+    text = (
+        "from own_handler import Sums\n\n"
+        "class Own(Sums):\n"
+        "    def postprocess(self, outputs):\n"
+        "        return {{'said': {said!r}, 'pid': __import__('os').getpid()}}\n"
+    )
+    code.write_text(text.format(said="first"))
+    settings, first = changed(live), changed(live)
+    handler = tenant_of(settings, "own")["handler"] = {"use": "edited_team:Own"}
+    live.deploy(settings)
+    before = poll("the first", lambda: (a := answer_of(live, sums)) and a.get("said") and a)
+    code.write_text(text.format(said="edited"))
+    handler["revision"] = "2"
+    with Traffic(live, {"own": (sums, {})}) as traffic:
+        live.deploy(settings)
+        poll("the edited one", lambda: b"edited" in traffic.seen["own"][-1].body)
+    assert not traffic.failures("own")
+    assert answer_of(live, sums)["pid"] == before["pid"]
+    live.deploy(first)
+    poll("the old one again", lambda: answer_of(live, sums).get("scaled"))
+
+
 def test_a_tenant_gives_up_its_own_deployment_and_gets_it_back(live):
     """Handler, isolation and model at once; the others, and a new scheduler, are not held up."""
     sums, rows = json.dumps({"sizes": [1, 2]}), json.dumps({"inputs": {"input": [[1.0] * 8] * 2}})
