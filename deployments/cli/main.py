@@ -148,7 +148,8 @@ def status(url: Url = "http://127.0.0.1:8000") -> None:
     try:
         answer = fetch_status(url)
     except (OSError, ValueError) as error:
-        fail(f"{url}: no status: {getattr(error, 'reason', error)} (elsewhere: --url)")
+        elsewhere = " (elsewhere: --url)" if isinstance(error, OSError) else ""
+        fail(f"{url}: no status: {getattr(error, 'reason', error)}{elsewhere}")
     console.print(status_table(answer["tenants"]))
     said = str(answer.get("deploy_error", ""))
     show_deploy_error(said, console)
