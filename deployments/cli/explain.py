@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,9 @@ from coissue.kernels.cpu.build import (
 )
 from coissue.kernels.cpu.native import find_toolchain, number_values, work_folder
 from coissue.kernels.cpu.timing import open_library
-from coissue.kernels.lowered import Kernel, Lowered
+from coissue.kernels.ir import Op
+from coissue.kernels.lowered import Kernel, Lowered, Mode
+from coissue.kernels.passes.fold import find_folds
 from coissue.kernels.passes.pipeline import lower
 from coissue.kernels.stitch import lower as lowering
 from coissue.kernels.stitch.cpp import render_cpp
@@ -42,6 +45,7 @@ from coissue.kernels.stitch.cuda import render_cuda
 from coissue.kernels.stitch.emit import emit
 from coissue.kernels.stitch.explain import render_svg, render_text
 from coissue.kernels.stitch.library import Library
+from coissue.kernels.stitch.lower import RULES, VIEWS
 from coissue.kernels.stitch.plan import StitchPlan
 from coissue.kernels.stitch.price import cpu, gpu
 from coissue.kernels.stitch.runs import Run, find_runs
@@ -50,6 +54,8 @@ from coissue.kernels.stitch.tune import Settings
 
 CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")
 CUDA_THREADS: Final = 256
+#: Ops with kernels of a library, which stitched ones stand between.
+LIBRARY: Final = ("linear", "matmul", "conv", "attention", "lstm", "gru", "rnn", "embedding_bag")
 Found = tuple[TenantSettings, CaptureSettings, DeviceSettings]
 SETTINGS: Final = {
     "cpu": Settings(BUFFER_BYTES, 1, cpu()),
@@ -183,6 +189,34 @@ def describe(lowered: Lowered, runs: list[Explained], device: str) -> Iterator[s
         if one.unsuited:
             yield f"stays with the op table: {one.unsuited}"
         yield render_text(one.plan, SETTINGS[device]).rstrip()
+    yield ""
+    yield from describe_rest(lowered)
+
+
+def describe_rest(lowered: Lowered) -> Iterator[str]:
+    """The ops that are in no run, and why; but for views, which are free."""
+    found: dict[str, Counter[str]] = {}
+    for kernel in lowered.kernels:
+        folded = set(find_folds(lowered, kernel).values())
+        runs = find_runs(lowered, without_folds(lowered, kernel))
+        inside = {op.outputs for run in runs for op in run.ops}
+        for place, (op, mode) in enumerate(zip(kernel.ops, kernel.modes, strict=True)):
+            if op.outputs not in inside and op.name not in VIEWS:
+                why = "batch norm of a convolution" if place in folded else _why_not(op, mode)
+                found.setdefault(why, Counter())[op.name] += 1
+    for why, ops in sorted(found.items()):
+        listed = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in ops.most_common())
+        yield f"not stitched, {why}: {listed}"
+
+
+def _why_not(op: Op, mode: Mode) -> str:
+    if mode is Mode.ONCE:
+        return "from weights alone, once"
+    if op.name in LIBRARY:
+        return "for the library"
+    if mode is not Mode.PACKED:
+        return "every request apart"
+    return "no rule for it" if op.name not in RULES else "may fail at a launch"
 
 
 def _times(one: Explained) -> str:

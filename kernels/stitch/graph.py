@@ -76,15 +76,16 @@ class Graph:
     nodes: tuple[Node, ...]
     #: The nodes that others outside need, in the order of the IR values they are.
     outputs: tuple[int, ...]
-    #: By node: the elements of it that kernels read per unit, of a table those that are looked up.
+    #: By node: the elements of it that kernels read per unit; of a table those that are looked up,
+    #: and of what is only sliced the slices.
     read_sizes: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         looked_up, whole = [0] * len(self.nodes), set(self.outputs)
         for node in self.nodes:
-            is_gather = node.kind is Kind.GATHER
-            whole.update(node.operands[1:] if is_gather else node.operands)
-            if is_gather:
+            in_part = node.kind in (Kind.GATHER, Kind.SLICE)
+            whole.update(node.operands[1:] if in_part else node.operands)
+            if in_part:
                 looked_up[node.operands[0]] += node.size
         sizes = tuple(
             node.size

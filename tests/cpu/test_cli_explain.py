@@ -47,6 +47,7 @@ def test_the_runs_of_a_model_in_words_with_sources_and_a_picture(config, tmp_pat
     assert "ops of rows: gelu, mul, add\n" in inside
     assert "unfused, 1 stitched" in before
     assert "shared: " in before
+    assert "not stitched, for the library: linear" in after
     assert run.stdout.count('extern "C"') == 3
     picture = ElementTree.parse(svg).getroot()
     boxes = [e for e in picture.iter() if e.tag.endswith("}rect")]

@@ -320,6 +320,16 @@ def test_a_table_costs_what_is_looked_up(rows, reads_all, read):
     assert bytes_moved(graph, (table, index), (found,)) == 4 * read + 4 * 8 + 4 * 4 * 16
 
 
+@pytest.mark.parametrize(("reads_all", "read"), [(False, 8 + 2), (True, 64)])
+def test_what_is_only_sliced_costs_its_slices(reads_all, read):
+    b = GraphBuilder()
+    x = b.parameter((64,), "f32", 0, True)
+    parts = (b.slice(x, 0, 0, 1, 8), b.slice(x, 0, 10, 1, 2))
+    made = tuple(b.pointwise("relu", part) for part in parts)
+    graph = finish(b, *made, *([b.pointwise("relu", x)] if reads_all else []))
+    assert bytes_moved(graph, (x,), made) == 4 * (read + 8 + 2)
+
+
 # --- the builder ---------------------------------------------------------------------------------
 
 
