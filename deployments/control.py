@@ -149,10 +149,8 @@ class Control:
             self._wanted[tenant.name] = Wanted(tenant, serving=version, served=tenant)
         logger.info("control up adopted=%d", len(attached))
         self._change(settings, is_new=True)
-        self._loops += [
-            asyncio.ensure_future(self._reconcile_forever()),
-            asyncio.ensure_future(self._watch_forever()),
-        ]
+        loops = self._reconcile_forever(), self._watch_forever()
+        self._loops += [asyncio.ensure_future(loop) for loop in loops]
 
     async def _adopt(self) -> tuple[Path | None, dict[str, int]]:
         """Take over the scheduler that runs: the run folder that it holds and what it serves."""
@@ -173,11 +171,7 @@ class Control:
     async def trouble(self) -> tuple[str, str]:
         """For `/status`: why there is no scheduler, and why Serve's newest config does not run."""
         name = serve.get_replica_context().app_name
-        application = (await asyncio.to_thread(serve.status)).applications.get(name)
-        if application is None or application.status != "DEPLOY_FAILED":
-            return self._trouble, ""
-        head, _, said = application.message.partition(BUILD_FAILED)
-        return self._trouble, printable(said or head)
+        return self._trouble, await asyncio.to_thread(find_refusal, name)
 
     def check_health(self) -> None:
         for loop in self._loops:
@@ -447,6 +441,15 @@ class Watch:
         if is_over:
             self.lose()
         return why if is_over else ""
+
+
+def find_refusal(app_name: str) -> str:
+    """Why Serve does not run the config that it was given last; empty: it does."""
+    application = serve.status().applications.get(app_name)
+    if application is None or application.status != "DEPLOY_FAILED":
+        return ""
+    head, _, said = application.message.partition(BUILD_FAILED)
+    return printable(said or head)
 
 
 async def ask_folder(scheduler: Any, owner: str) -> str:
