@@ -26,7 +26,7 @@ from coissue.deployments.captures import Artifacts, Captures, TenantFailed
 from coissue.deployments.changes import PREPARED, adjust, is_lowered_anew
 from coissue.deployments.channel.frames import printable
 from coissue.deployments.discovery import BLIND, CONTROL, HEALTH_SECONDS
-from coissue.deployments.failures import Failures
+from coissue.deployments.failures import Failures, find_deploy_error
 from coissue.deployments.run_dir import LOCK, RunDir, sweep_run_dirs
 from coissue.deployments.settings import AppSettings, HealthSettings, TenantSettings
 from coissue.deployments.trials import Trials
@@ -34,8 +34,6 @@ from coissue.deployments.trials import Trials
 logger = logging.getLogger("coissue.control")
 RECONCILE_SECONDS: Final = 0.5
 PING_SECONDS: Final = 1.0
-#: What Serve puts before the sentences of `app.build`.
-BUILD_FAILED: Final = " failed with exception:\n"
 #: Between two tries to start a scheduler whose constructor fails.
 RETRY_SECONDS: Final = 5.0
 #: For an orderly end of the scheduler, which first answers what is in flight.
@@ -171,7 +169,7 @@ class Control:
     async def trouble(self) -> tuple[str, str]:
         """For `/status`: why there is no scheduler, and why Serve's newest config does not run."""
         name = serve.get_replica_context().app_name
-        return self._trouble, await asyncio.to_thread(find_refusal, name)
+        return self._trouble, await asyncio.to_thread(find_deploy_error, name)
 
     def check_health(self) -> None:
         for loop in self._loops:
@@ -441,15 +439,6 @@ class Watch:
         if is_over:
             self.lose()
         return why if is_over else ""
-
-
-def find_refusal(app_name: str) -> str:
-    """Why Serve does not run the config that it was given last; empty: it does."""
-    application = serve.status().applications.get(app_name)
-    if application is None or application.status != "DEPLOY_FAILED":
-        return ""
-    head, _, said = application.message.partition(BUILD_FAILED)
-    return printable(said or head)
 
 
 async def ask_folder(scheduler: Any, owner: str) -> str:

@@ -354,12 +354,12 @@ def _tenants_now(status: dict[str, Any], settings: AppSettings) -> list[dict[str
 
 
 def _raise_if_deploy_failed(config: dict[str, Any]) -> None:
-    from ray import serve
+    from coissue.deployments.failures import find_deploy_error
 
-    ours = {entry.get("name", "default") for entry in config["applications"]}
-    for name, application in serve.status().applications.items():
-        if application.status == "DEPLOY_FAILED" and name in ours:
-            raise UpError(f"application {name!r} failed: {' '.join(application.message.split())}")
+    for entry in config["applications"]:
+        name = entry.get("name", "default")
+        if said := find_deploy_error(name):
+            raise UpError(f"application {name!r} failed: {' '.join(said.split())}")
 
 
 def _base_url(http: Any, config: dict[str, Any], address: str | None) -> str:
