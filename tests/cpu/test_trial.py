@@ -11,7 +11,7 @@ from coissue.deployments.settings import HandlerSettings
 from coissue.deployments.trial import try_apart
 
 HANDLERS = """
-import asyncio, os, signal, subprocess, sys, time
+import asyncio, os, signal, subprocess
 
 class Good:
     def __init__(self, **kwargs):
@@ -31,7 +31,7 @@ class Leaves:
 class Ends:
     def __init__(self, who="getpid"):
         os.kill(getattr(os, who)(), signal.SIGKILL)
-        time.sleep(600)
+        signal.pause()
 
 class Loops(Good):
     def __init__(self):
@@ -40,11 +40,11 @@ class Loops(Good):
 class Stops:
     def __init__(self):
         os.kill(os.getppid(), signal.SIGSTOP)
-        time.sleep(600)
+        signal.pause()
 
 class Hangs:
     def __init__(self):
-        time.sleep(600)
+        signal.pause()
 
 class Crowds(Good):
     def __init__(self, file):
