@@ -110,7 +110,7 @@ def digest_of(name: str) -> str:
 
 
 def fill(arg: Arg, rows: int, tokens: int, rng: np.random.Generator) -> np.ndarray:
-    """Values by name: normal, positive, special, bits, ids:<high>, ints:<low>:<high>, keys."""
+    """Values by name, which `ids` and `ints` follow with their bounds (`ids:<high>`)."""
     shape, (kind, *bounds) = arg.type.at(rows, tokens), arg.fill.split(":")
     if kind == "normal" and arg.type.dtype == "bool":
         kind = "bits"
@@ -119,6 +119,8 @@ def fill(arg: Arg, rows: int, tokens: int, rng: np.random.Generator) -> np.ndarr
     match kind:
         case "normal":
             found = rng.standard_normal(shape)
+        case "small":  # of a layer of width 5, so that what is carried on does not grow
+            found = rng.standard_normal(shape) * 0.4
         case "positive":
             found = np.abs(rng.standard_normal(shape)) + 0.1
         case "special":
@@ -478,7 +480,8 @@ for _op, _gates in (("lstm", 4), ("gru", 3), ("rnn", 1)):
         for _layer in range(_layers):
             for _ in range(1 + _both):
                 _into = 3 if _layer == 0 else 5 * (1 + _both)
-                _weights += [w(_gates * 5, _into), w(_gates * 5, 5)] + [w(_gates * 5)] * 2 * _bias
+                _shapes = [(_gates * 5, _into), (_gates * 5, 5)] + [(_gates * 5,)] * 2 * _bias
+                _weights += [w(*_shape, fill="small") for _shape in _shapes]
         for _kind in ({"nonlinearity": k} for k in ("tanh", "relu")) if _op == "rnn" else ({},):
             case(_op, x("R", "T", 3), *_weights, hidden=5, layers=_layers, bidirectional=_both,
                  bias=_bias, label=f"{_layers}-{_both}-{_bias}", tol=2e-5,
