@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -141,9 +141,11 @@ def open_times(settings: DeviceSettings, seconds: float) -> Iterator[Library | N
 
 
 def explain_runs(
-    lowered: Lowered, device: str, console: Console, times: Library | None = None
+    lowered: Lowered, device: str, units: int, console: Console, times: Library | None = None
 ) -> list[Explained]:
-    """Every run of every kind of kernel; equal kernels are explained once. `times`: of the CPU."""
+    """Every run of every kind of kernel; equal kernels are explained once.
+
+    `units`: rows, or tokens, of a launch. `times`: of the CPU."""
     settings = SETTINGS[device]
     kinds: dict[str, list[int]] = {}
     for number, kernel in enumerate(lowered.kernels):
@@ -160,7 +162,7 @@ def explain_runs(
         made = plan(
             lowering.lower(lowered, run.ops),
             threads=settings.threads, budget_bytes=settings.budget_bytes,
-            measured=times if device == "cpu" else None,
+            measured=times if device == "cpu" else None, units=units,
         )  # fmt: skip
         why = _unsuited(kernel, made) if device == "cpu" else ""
         found.append(Explained(numbers[0], len(numbers), run, made, why))
@@ -177,7 +179,7 @@ def _unsuited(kernel: Kernel, made: StitchPlan) -> str:
     return ""
 
 
-def describe(lowered: Lowered, runs: list[Explained], device: str) -> Iterator[str]:
+def describe(lowered: Lowered, runs: list[Explained], device: str, units: int) -> Iterator[str]:
     """Text, run by run."""
     before = sum(len(one.run.ops) * one.times for one in runs)
     after = sum(len(one.plan.kernels) * one.times for one in runs)
@@ -188,7 +190,8 @@ def describe(lowered: Lowered, runs: list[Explained], device: str) -> Iterator[s
         yield f"\n== kernel {one.kernel}{_times(one)}: ops of {unit}: {ops}"
         if one.unsuited:
             yield f"stays with the op table: {one.unsuited}"
-        yield render_text(one.plan, SETTINGS[device]).rstrip()
+        settings = replace(SETTINGS[device], units=units // one.plan.units)
+        yield render_text(one.plan, settings).rstrip()
     yield ""
     yield from describe_rest(lowered)
 

@@ -169,6 +169,9 @@ def explain(
     ],
     tenant: Annotated[str | None, typer.Argument(help="Of the config, if it has several.")] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Whose kernels.")] = "cpu",
+    units: Annotated[
+        int, typer.Option(help="Rows (or tokens) of a launch; --device cuda.", min=1)
+    ] = 1,
     source: Annotated[bool, typer.Option(help="Print what is generated, too.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Where the graphs are drawn.")] = None,
     tune: Annotated[
@@ -191,8 +194,10 @@ def explain(
         lowered = explaining.capture(found, capture)
         if device == "cuda" and tune:
             raise ValueError("--tune: this CPU is timed, for --device cpu only")
+        if device == "cpu" and units > 1:
+            raise ValueError("--units: for --device cuda only; a CPU takes one after the other")
         with explaining.open_times(machine, tune) as times:
-            runs = explaining.explain_runs(lowered, device, progress, times)
+            runs = explaining.explain_runs(lowered, device, units, progress, times)
         if times is not None and tune:
             progress.print(f"{times.misses} ops timed", highlight=False)
         if svg is not None:
@@ -201,7 +206,7 @@ def explain(
         fail(str(error))
     except (ValueError, OSError, TenantFailed) as error:
         fail(explain_error(error, Path(model)))
-    for line in explaining.describe(lowered, runs, device):
+    for line in explaining.describe(lowered, runs, device, units):
         typer.echo(line)
     for text in explaining.render_sources(runs, device) if source else ():
         typer.echo(text)

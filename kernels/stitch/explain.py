@@ -39,6 +39,8 @@ def render_text(plan: StitchPlan, settings: Settings) -> str:
         f"launches: {len(work)} unfused, {len(plan.kernels)} stitched; "
         f"bytes per unit: {apart} unfused, {joined} stitched"
     ]
+    if plan.units > 1:
+        lines.append(f"units are packed: {plan.units} units of a launch are one below")
     for number, kernel in enumerate(plan.kernels):
         lines += ["", *_kernel_lines(graph, number, kernel)]
     reasons = list(_reasons(plan, Tuner(graph, settings)))

@@ -104,3 +104,6 @@ class StitchPlan:
 
     graph: Graph
     kernels: tuple[StitchedKernel, ...]
+    #: Units of a launch that are one unit of `graph` (`packing`); what is left over of them is for
+    #: the plan of one.
+    units: int = 1

@@ -20,9 +20,11 @@ from typing import Final
 
 from coissue.kernels.ir import DTYPE_BYTES
 from coissue.kernels.stitch.graph import Graph
+from coissue.kernels.stitch.packing import pack_units
 from coissue.kernels.stitch.plan import StitchPlan
 from coissue.kernels.stitch.price import Machine, Measured, bytes_moved, cpu, gpu
 from coissue.kernels.stitch.spans import HEAVY, find_operands
+from coissue.kernels.stitch.split import split_long_rows
 from coissue.kernels.stitch.tune import Settings, Tuned, Tuner
 
 WIDTH: Final = 3
@@ -41,16 +43,29 @@ def plan(
     threads: int = 256,
     machine: Machine | None = None,
     measured: Measured | None = None,
+    units: int = 1,
 ) -> StitchPlan:
-    """The kernels of a graph; `threads` 1 is for a CPU.
+    """The kernels of a graph, for launches of so many units; `threads` 1 is for a CPU.
 
     Every graph gets a plan: at worst each node is a kernel of one block (F8)."""
     machine = machine or (cpu() if threads == 1 else gpu(threads))
-    tuner = Tuner(graph, Settings(budget_bytes, threads, machine, measured))
+    forms = [(graph, 1), *((form, 1) for form in split_long_rows(graph, machine))]
+    forms += pack_units(graph, machine, units)
+    plans = [
+        _cheapest(
+            Tuner(form, Settings(budget_bytes, threads, machine, measured, units // count)), count
+        )
+        for form, count in forms
+    ]
+    return min(plans, key=lambda found: found[0])[1]
+
+
+def _cheapest(tuner: Tuner, count: int) -> tuple[float, StitchPlan]:
+    """The best plan of the tuner's graph, of which a unit is `count` units, after its price."""
     ends = [_merge(tuner, state.patterns) for state in Search(tuner).run()]
     patterns = min(ends, key=lambda found: sum(map(tuner.price, found)), default=())
     kernels = [_tuned(tuner, pattern).kernel for pattern in order(tuner, patterns)]
-    return StitchPlan(graph, tuple(kernels))
+    return sum(map(tuner.price, patterns)), StitchPlan(tuner.graph, tuple(kernels), count)
 
 
 def _tuned(tuner: Tuner, pattern: Collection[int]) -> Tuned:
@@ -143,11 +158,12 @@ class Search:
     def _idle_ns(self, pattern: Pattern) -> float:
         """What fewer blocks than each node could have alone cost."""
         tuner, machine = self._tuner, self._tuner.settings.machine
-        blocks = min(_tuned(tuner, pattern).kernel.blocks, machine.slots)
+        units = tuner.settings.units
+        blocks = min(units * _tuned(tuner, pattern).kernel.blocks, machine.slots)
         idle = 0.0
         for index in pattern:
-            alone = min(_tuned(tuner, {index}).kernel.blocks, machine.slots)
-            steps = tuner.graph.nodes[index].size / machine.lanes
+            alone = min(units * _tuned(tuner, {index}).kernel.blocks, machine.slots)
+            steps = units * tuner.graph.nodes[index].size / machine.lanes
             idle += machine.step_ns * steps * max(0.0, 1 / blocks - 1 / alone)
         return idle
 

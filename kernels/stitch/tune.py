@@ -28,6 +28,8 @@ class Settings:
     threads: int
     machine: Machine
     measured: Measured | None = None
+    #: That a launch has.
+    units: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,9 @@ def finish(draft: Draft, memory: Memory, settings: Settings, dropped: int = 0) -
         rows={index: choose_rows(draft, index, threads)[0] for index in reduces},
         threads=threads,
     )
-    price_ns = estimate_ns(draft, memory, inputs, settings.machine, threads, settings.measured)
+    price_ns = estimate_ns(
+        draft, memory, inputs, settings.machine, threads, settings.measured, settings.units
+    )
     return Tuned(kernel, price_ns, memory.shrunk[dropped:])
 
 

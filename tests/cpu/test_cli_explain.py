@@ -92,6 +92,14 @@ def test_the_other_device(config):
     assert run.exit_code == 0
     assert "256 threads per unit" in run.stdout
     assert "__global__" in run.stdout
+    assert "units are packed" not in run.stdout
+
+
+def test_launches_of_many_units(config):
+    run = explain(config, "norms", "--device", "cuda", "--units", "4096")
+    assert run.exit_code == 0
+    assert "units are packed: 4 units of a launch are one below" in run.stdout
+    assert "--device cuda only" in explain(config, "norms", "--units", "2").stderr
 
 
 @pytest.mark.parametrize(
