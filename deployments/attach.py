@@ -100,7 +100,7 @@ class Attacher:
             held = [digest for digest in digests if digest not in fresh]
             self._on_device(lambda: self._device.load_weights(fresh, held))
         except DeviceMemoryError as error:
-            raise AttachError(f"limits: {error}") from None
+            raise AttachError(f"device.memory_mib: {error}") from None
         try:
             self._attached[tenant.name] = Attached(
                 tenant, slo, version, lower(artifact.program, exact=tenant.exact), digests,

@@ -14,7 +14,6 @@ import logging
 import time
 import uuid
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from coissue.deployments.failures import Failures, find_deploy_error
 from coissue.deployments.run_dir import LOCK, RunDir, sweep_run_dirs
 from coissue.deployments.settings import AppSettings, HealthSettings, TenantSettings
 from coissue.deployments.trials import Trials
+from coissue.deployments.wanted import Wanted, WantedTenants
 
 logger = logging.getLogger("coissue.control")
 RECONCILE_SECONDS: Final = 0.5
@@ -46,57 +46,6 @@ JOB_KEYS: Final = (*PREPARED, "limits")
 ATTACH_TRIES: Final = 2
 
 
-@dataclass(slots=True)
-class Wanted:
-    """One tenant of the settings and how far it got."""
-
-    settings: TenantSettings
-    #: The version that is, or was last, attached: what a new scheduler gets first. 0: none yet.
-    serving: int = 0
-    #: What that version was attached with, and the handler that it has now; None: nothing yet.
-    served: TenantSettings | None = None
-    #: A captured version that is to take over; 0: none.
-    fresh: int = 0
-    #: loading, ready or failed.
-    state: str = "loading"
-    reason: str = ""
-    #: The reason that the scheduler was told; None: an earlier control replica told it one.
-    told: str | None = ""
-    #: Captures a version and tries the handler.
-    job: asyncio.Task[None] | None = None
-    #: By version: attaches begun that did not end.
-    tries: Counter[int] = field(default_factory=Counter)
-
-    def settings_for(self, version: int) -> TenantSettings:
-        """Those of now; but what serves keeps what it came with until another can replace it."""
-        old, now = self.served, self.settings
-        return now if version != self.serving or old is None else adjust(old, now)
-
-    def take_over(self, tenant: TenantSettings) -> None:
-        """The served version goes with all of `tenant` from now on."""
-        self.served, self.state, self.reason = tenant, "ready", ""
-
-    def describe_next(self, found: int) -> str:
-        """What `/status` says until that version (0: one that is to be captured) is served."""
-        serves = f"version {self.serving} serves"
-        if self.serving and found != self.serving:
-            return f"another version is being prepared, {serves}"
-        if self.serving and self.settings_for(found).handler != self.settings.handler:
-            return f"another handler is being loaded, {serves}"
-        return ""
-
-    def fail(self, version: int, reason: str) -> None:
-        if self.serving:
-            what = f"version {version}" if version != self.serving else "the changed handler"
-            reason = f"{what} failed, version {self.serving} serves: {reason}"
-        self.state, self.reason = "failed", reason
-
-    def drop_job(self) -> None:
-        if self.job is not None:
-            self.job.cancel()
-            self.job = None
-
-
 @serve.deployment(
     name=CONTROL, num_replicas=1, health_check_period_s=HEALTH_SECONDS, ray_actor_options=BLIND
 )
@@ -106,7 +55,7 @@ class Control:
     async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
         self._run_dir: RunDir | None = None  # nothing to take down before it is there
         self._settings: AppSettings
-        self._wanted: dict[str, Wanted] = {}
+        self._wanted = WantedTenants()
         self._scheduler: Any = None
         #: Tells this replica from one that it replaces.
         self._owner = uuid.uuid4().hex
@@ -142,13 +91,13 @@ class Control:
         self._trials = Trials(serve.get_replica_context().app_name)
         self._failures = Failures()
         self._settings = self._run_dir.read_settings() if folder else settings
-        for tenant in self._settings.tenants:
-            version = attached.get(tenant.name, 0)
-            self._wanted[tenant.name] = Wanted(tenant, serving=version, served=tenant)
+        for name in self._wanted.adopt(self._settings.tenants, attached):
+            with contextlib.suppress(ray.exceptions.RayError):
+                await self._scheduler.detach.remote(name)
         logger.info("control up adopted=%d", len(attached))
         self._change(settings, is_new=True)
-        loops = self._reconcile_forever(), self._watch_forever()
-        self._loops += [asyncio.ensure_future(loop) for loop in loops]
+        for loop in (self._reconcile_forever(), self._watch_forever()):
+            self._loops.append(asyncio.ensure_future(loop))
 
     async def _adopt(self) -> tuple[Path | None, dict[str, int]]:
         """Take over the scheduler that runs: the run folder that it holds and what it serves."""
@@ -183,14 +132,12 @@ class Control:
         self._settings = settings
         self._captures.settings = settings.capture
         self._untold = True
-        for name in self._wanted.keys() - {tenant.name for tenant in settings.tenants}:
-            self._wanted.pop(name).drop_job()
+        for name in self._wanted.keep_only({tenant.name for tenant in settings.tenants}):
             self._failures.hide(name)
         for tenant in settings.tenants:
-            is_known = tenant.name in self._wanted
-            wanted = self._wanted.setdefault(tenant.name, Wanted(tenant))
+            wanted, was_there = self._wanted.bring(tenant)
             old, wanted.settings = wanted.settings, tenant
-            if is_new or not is_known or old != tenant or wanted.state == "failed":
+            if is_new or not was_there or old != tenant or wanted.state == "failed":
                 self._plan(wanted, old, is_current=is_new)
         self._note_served()
 
@@ -204,13 +151,13 @@ class Control:
     def _plan(self, wanted: Wanted, old: TenantSettings, *, is_current: bool) -> None:
         """How the tenant gets from its `old` settings to what it is to be."""
         tenant, version = wanted.settings, wanted.serving
-        is_other = is_lowered_anew(old, tenant)
         is_same = all(getattr(old, key) == getattr(tenant, key) for key in JOB_KEYS)
-        if wanted.job is not None and is_same and not is_other:
+        if wanted.job is not None and is_same and not is_lowered_anew(old, tenant):
             return
         wanted.drop_job()
         wanted.fresh, wanted.tries = 0, Counter()
         wanted.state = "ready" if version else "loading"
+        is_other = is_lowered_anew((wanted.served if version else None) or old, tenant)
         found = 0 if is_other else self._artifacts.find(tenant, version, is_current=is_current)
         wanted.reason = wanted.describe_next(found)
         wanted.job = asyncio.ensure_future(self._prepare(wanted, tenant, found))
@@ -223,16 +170,17 @@ class Control:
                 both.create_task(self._trials.prove(tenant, self._settings.capture.seconds))
                 if not found:
                     both.create_task(self._captures.capture(tenant, version))
-            if version == wanted.serving:
+            if version != wanted.serving:
+                wanted.fresh = version
+            elif wanted.served and is_lowered_anew(wanted.served, tenant):  # attached meanwhile
+                wanted.job = None
+                self._plan(wanted, tenant, is_current=False)
+            else:
                 wanted.take_over(tenant)
                 self._untold = True
                 self._failures.hide(tenant.name)
-            else:
-                wanted.fresh = version
         except* Exception as failed:
-            first = failed.exceptions[0]
-            bug = "" if isinstance(first, TenantFailed) else f"{type(first).__name__}: "
-            await self._fail(wanted, version, f"{bug}{first}")
+            await self._fail(wanted, version, say_why(failed.exceptions[0]))
         finally:
             if wanted.job is asyncio.current_task():
                 wanted.job = None
@@ -299,9 +247,11 @@ class Control:
 
     async def _tell(self) -> list[str]:
         """The keys that this scheduler cannot take over."""
-        settings = self._note_served().model_dump(mode="json")
+        settings, gone = self._note_served(), self._wanted.list_leaving()
         try:
-            keys: list[str] = await self._scheduler.configure.remote(settings, self._note)
+            told = settings.model_dump(mode="json")
+            keys: list[str] = await self._scheduler.configure.remote(told, self._note)
+            self._wanted.forget(gone)
         except ray.exceptions.RayTaskError as bug:  # it lives: no reason to keep tenants away
             logger.error("the scheduler refuses the settings: %s", one_line(bug))
             keys = []
@@ -332,13 +282,15 @@ class Control:
         del wanted.tries[version]
         if wanted.fresh == version:
             wanted.fresh = 0
+        if error:
+            wanted.serving = 0 if wanted.serving == version else wanted.serving
+        else:
+            wanted.serving, wanted.served, wanted.told = version, tenant, ""
         if self._wanted.get(tenant.name) is not wanted:
             return  # removed meanwhile: it is detached with the next settings
         if error:
-            wanted.serving = 0 if wanted.serving == version else wanted.serving
             await self._fail(wanted, version, error)
             return
-        wanted.serving, wanted.served, wanted.told = version, tenant, ""
         self._note_served()
         self._artifacts.prune(tenant.name, {version, wanted.fresh})
         if wanted.fresh or wanted.job:
@@ -383,10 +335,7 @@ class Control:
                 stop = scheduler.stop.remote(self._owner, True)
                 if not await asyncio.wait_for(stop, STOP_SECONDS):
                     return False
-        await asyncio.to_thread(kill_scheduler, scheduler, False)
-        until = time.monotonic() + STOP_SECONDS
-        while find_scheduler() is not None and time.monotonic() < until:
-            await asyncio.sleep(0.05)
+        await end_scheduler(scheduler)
         return True
 
     async def __del__(self) -> None:
@@ -455,6 +404,19 @@ def kill_scheduler(scheduler: Any, restart: bool) -> None:
     """Also one that is stopped; takes some seconds then. `restart`: Ray starts it again."""
     with contextlib.suppress(ray.exceptions.RayError, ValueError):
         ray.kill(scheduler, no_restart=not restart)
+
+
+async def end_scheduler(scheduler: Any) -> None:
+    """Kill it, and wait until its name is free."""
+    await asyncio.to_thread(kill_scheduler, scheduler, False)
+    until = time.monotonic() + STOP_SECONDS
+    while find_scheduler() is not None and time.monotonic() < until:
+        await asyncio.sleep(0.05)
+
+
+def say_why(error: Exception) -> str:
+    """A tenant's failure speaks for itself; what else happens is a bug of ours."""
+    return f"{'' if isinstance(error, TenantFailed) else type(error).__name__ + ': '}{error}"
 
 
 def one_line(error: BaseException) -> str:

@@ -32,6 +32,8 @@ SERVE_FLAGS = {
     # Ray's agent works off its histograms every ten seconds, 37 us for each request since: half a
     # second of a core at 1,600 requests/s, in which queues grow. Our own metrics are apart from it.
     "RAY_enable_metrics_collection": "0",
+    # Else Ray tells its makers what it runs on.
+    "RAY_USAGE_STATS_ENABLED": "0",
     # Between the pool and a tenant's own code; 4 MiB would be the most, less than a body may have.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(1 << 29),
     # Ray runs its workers at nice 15: whatever else runs on the node would come first.

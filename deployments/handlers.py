@@ -277,7 +277,10 @@ def load_handler(settings: HandlerSettings) -> Handler:
         return Own(settings.use, settings.kwargs)
     except BaseException as error:
         log.exception("handler=%s cannot be loaded", settings.use)
-        return Broken(f"handler {settings.use} cannot be loaded: {say(error)}")
+        name, said = name_of(error), say(error)
+        if not settings.is_builtin and said != name:
+            said = f"{name}: {said}"
+        return Broken(f"handler {settings.use} cannot be loaded: {said}")
 
 
 class LoadedHandlers:

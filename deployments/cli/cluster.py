@@ -41,7 +41,10 @@ def check_room(
             at = f"applications.{routes.index(route)}.route_prefix"
             raise UpError(f"{at}: {route!r} belongs to application {name!r} of this cluster")
         if declared.get("import_path") == IMPORT_PATH:
-            raise UpError(f"application {name!r} of this cluster is coissue: there can be only one")
+            raise UpError(
+                f"this cluster runs coissue already, as application {name!r}, and one is all it "
+                "takes: add your tenants to its config"
+            )
 
 
 def join(client: Any, schema: Any) -> None:

@@ -68,7 +68,7 @@ def from_json(
         raise malformed(
             f"{path}: {given} values where the shape needs {count}"
             if shape is not None
-            else f"{path}: {given} values, the tenant's limits allow {count}"
+            else f"{path}: {given} values, limits.rows and limits.tokens allow {count}"
         )
     rank = len(port.shape if shape is None else shape)
     depth = _leading_brackets(data)

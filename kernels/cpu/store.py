@@ -192,8 +192,8 @@ class WeightStore:
         held = self.bytes_held
         if held + num_bytes > self.limit_bytes:
             raise DeviceMemoryError(
-                f"The weights need {num_bytes:,} bytes more, but {held:,} of the device's "
-                f"{self.limit_bytes:,} bytes are taken by weights."
+                f"The weights need {num_bytes:,} bytes, but the device has "
+                f"{self.limit_bytes - held:,} left of its {self.limit_bytes:,}."
             )
 
 

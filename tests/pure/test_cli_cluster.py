@@ -54,7 +54,8 @@ CLUSTERS = [
     (
         running("serving", "/serving", IMPORT_PATH),
         {},
-        "application 'serving' of this cluster is coissue: there can be only one",
+        "this cluster runs coissue already, as application 'serving', and one is all it takes: "
+        "add your tenants to its config",
     ),
 ]
 

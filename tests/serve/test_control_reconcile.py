@@ -38,10 +38,10 @@ class Scheduler:
 
     def __init__(self):
         self.tries, self.told, self.served, self.settings = [], {}, {}, None
-        #: What each tenant was last told with.
+        #: What each tenant was last told with; of what is built in, what it was attached with.
         self.kept = {}
         self.epoch = 1
-        for name in ("attached", "attach", "announce", "adopt", "configure"):
+        for name in ("attached", "attach", "announce", "adopt", "configure", "detach"):
             setattr(self, name, Remote(getattr(self, "_" + name)))
 
     def _attached(self):
@@ -53,11 +53,20 @@ class Scheduler:
     def _configure(self, settings, note):
         AppSettings.model_validate(settings)  # as the real one
         self.settings = settings
-        self.kept |= {tenant["name"]: tenant for tenant in settings["tenants"]}
-        names = [tenant["name"] for tenant in settings["tenants"]]
-        self.served = {name: version for name, version in self.served.items() if name in names}
+        tenants = {tenant["name"]: tenant for tenant in settings["tenants"]}
+        names = list(tenants)
+        for name in self.served.keys() - tenants.keys():
+            self._detach(name)
+        for name in self.served:
+            before = self.kept.get(name, tenants[name])
+            tenants[name] = tenants[name] | {"exact": before["exact"]}
+        self.kept |= tenants
         self.told |= {name: ("loading", "") for name in names if name not in self.told}
         return []
+
+    def _detach(self, name):
+        del self.served[name]
+        self.told.pop(name, None)
 
     def _announce(self, tenant, state, reason):
         self.told[tenant["name"]] = (state, reason)
@@ -370,11 +379,13 @@ FORMS = {
     "other own": {"isolation": "dedicated", "handler": {"use": "team:other"}},
     "built-in apart": {"isolation": "dedicated", "handler": {"use": "text"}},
     "bad own": {"isolation": "dedicated", "handler": {"use": "team:bad"}},
+    "exact": {"exact": True},
+    "exact own": {"exact": True, "isolation": "dedicated", "handler": {"use": "team:good"}},
 }
 MODELS = {"one": {}, "two": {"n": 2}, "broken": {"broken": 1}}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(40))
 def test_any_change_leaves_the_others_served_and_the_last_good_one_is_what_is_served(
     make, scheduler, seed
 ):
@@ -387,6 +398,8 @@ def test_any_change_leaves_the_others_served_and_the_last_good_one_is_what_is_se
             form, model = rng.choice(list(FORMS)), rng.choice(list(MODELS))
             share = float(rng.randint(1, 3))
             wanted = tenant("a", kwargs=MODELS[model], share=share, **FORMS[form])
+            if rng.random() < 0.3:  # it goes, and comes back before anybody is told
+                made._change(app(tenant("b")))
             made._change(app(wanted, tenant("b"), tenant(f"new-{step}")))
             if rng.random() < 0.3:
                 await made._reconcile()  # before anything is prepared
@@ -465,6 +478,75 @@ def test_control_takes_back_what_the_one_before_it_said(make, scheduler):
         made._change(settings, is_new=True)
         await reconcile(made)
         assert scheduler.told["a"][1] == ""
+
+    asyncio.run(main())
+
+
+def test_a_tenant_that_goes_and_comes_back_before_the_scheduler_is_told(make, scheduler):
+    """It is served all the time, so what is built into it must be built anew."""
+
+    async def main():
+        made = await begin(make, app(tenant("a"), tenant("b")))
+        made._change(app(tenant("b")))
+        made._change(app(tenant("a", exact=True), tenant("b")))
+        assert made._wanted["a"].serving == 1
+        assert (await reconcile(made))["a"] == ("ready", "")
+        assert scheduler.kept["a"]["exact"]
+        made._change(app(tenant("b")))
+        made._change(app(with_handler("bad", exact=True), tenant("b")))
+        await made._reconcile()
+        assert scheduler.kept["a"]["handler"] is None, "not before it is loaded"
+        assert (await reconcile(made))["a"][1].endswith("version 2 serves: no such class")
+        scheduler.epoch, scheduler.served, scheduler.told = 5, {}, {}
+        await reconcile(made)
+        assert scheduler.served == {"a": 2, "b": 1}
+
+    asyncio.run(main())
+
+
+def test_a_tenant_that_went_for_good_is_new_when_it_comes_back(make, scheduler):
+    async def main():
+        made = await begin(make, app(tenant("a"), tenant("b")))
+        made._change(app(tenant("b")))
+        await reconcile(made)
+        assert scheduler.served == {"b": 1}
+        made._change(app(tenant("a"), tenant("b")))
+        assert made._wanted["a"].serving == 0
+        assert (await reconcile(made))["a"] == ("ready", "")
+        assert made._captures.jobs.count(("a", 1)) == 2
+
+    asyncio.run(main())
+
+
+def test_what_went_while_control_died_is_detached_by_the_next(make, scheduler):
+    async def main():
+        made = await begin(make, app(tenant("a"), tenant("b")))
+        made._change(app(tenant("b")))  # and dies
+        gone = control.WantedTenants().adopt(made._held_dir.read_settings().tenants, {"a": 1})
+        assert gone == {"a"}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("goes", [False, True])
+def test_what_is_built_in_changes_while_a_version_is_attached(make, scheduler, goes):
+    async def main():
+        made = await begin(make, app(tenant("a"), tenant("b")))
+        whole = scheduler._attach
+
+        def attach(*given):
+            scheduler.attach = Remote(whole)
+            if goes:
+                made._change(app(tenant("b")))
+            made._change(app(tenant("a", kwargs={"n": 2}, exact=True), tenant("b")))
+            return whole(*given)
+
+        scheduler.attach = Remote(attach)
+        made._change(app(tenant("a", kwargs={"n": 2}), tenant("b")))
+        assert (await reconcile(made))["a"] == ("ready", "")
+        assert scheduler.kept["a"]["exact"]
+        assert scheduler.kept["a"]["model"]["kwargs"] == {"n": 2}
+        assert made._wanted["a"].serving == scheduler.served["a"]
 
     asyncio.run(main())
 
