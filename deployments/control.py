@@ -24,7 +24,7 @@ from coissue.deployments.actor import find_scheduler, start_scheduler
 from coissue.deployments.captures import Artifacts, Captures, TenantFailed
 from coissue.deployments.changes import PREPARED, adjust, is_lowered_anew
 from coissue.deployments.channel.frames import printable
-from coissue.deployments.discovery import BLIND, CONTROL, HEALTH_SECONDS
+from coissue.deployments.discovery import BLIND, CONTROL, HEALTH
 from coissue.deployments.failures import Failures, find_deploy_error
 from coissue.deployments.run_dir import LOCK, RunDir, sweep_run_dirs
 from coissue.deployments.settings import AppSettings, HealthSettings, TenantSettings
@@ -46,9 +46,7 @@ JOB_KEYS: Final = (*PREPARED, "limits")
 ATTACH_TRIES: Final = 2
 
 
-@serve.deployment(
-    name=CONTROL, num_replicas=1, health_check_period_s=HEALTH_SECONDS, ray_actor_options=BLIND
-)
+@serve.deployment(name=CONTROL, num_replicas=1, ray_actor_options=BLIND, **HEALTH)
 class Control:
     """Looks after the scheduler actor and the tenants' states."""
 

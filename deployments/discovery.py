@@ -55,8 +55,9 @@ HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_METRICS_PORT": 9101, "RAY_SERVE_HAPROXY_STAT
 #: Serve's fallback proxies. Their sockets are shared by every cluster of a machine that keeps the
 #: defaults, and while a replica is away HAProxy asks them: another cluster would answer for ours.
 FALLBACK_PORTS = ("RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT")
-#: A killed replica is noticed after so long; Serve's default is 10.
-HEALTH_SECONDS = 2
+#: Of a replica, for `serve.deployment`. One that was killed is noticed after `period`, one that
+#: hangs after three times `timeout`; Serve's defaults are 10 and 30 s.
+HEALTH: dict[str, Any] = {"health_check_period_s": 2, "health_check_timeout_s": 5}
 #: With num_gpus=0 Ray leaves every GPU visible: a replica must not open a context of its own. It
 #: claims no CPU: a tenth each let 20 start on two cores, and a killed control lost its to another.
 BLIND = {"num_cpus": 0, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}}

@@ -372,6 +372,8 @@ def _read_array(name: str, value: Any) -> np.ndarray:
         array = np.asarray(value)
     except (ValueError, OverflowError):
         raise malformed(f"inputs.{name}: lists of different lengths at one depth") from None
+    if array.dtype.kind == "O" and all(isinstance(item, int) for item in array.flat):
+        raise malformed(f"inputs.{name}: whole numbers of at most 64 bits are possible")
     if array.dtype.kind not in "fiub":
         raise malformed(f"inputs.{name}: only numbers are possible")
     return array

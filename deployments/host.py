@@ -189,6 +189,8 @@ class SchedulerHost:
             if parsed.scheduler.policy != self.settings.scheduler.policy:
                 self.set_policy(parsed.scheduler.policy)
             self.settings, self._note = parsed, note
+            classes = parsed.slo_classes.items()
+            self.metrics.set_objectives({name: each.objective for name, each in classes})
             tenants = {tenant.name: tenant for tenant in parsed.tenants}
             for name in [name for name in self._infos if name not in tenants]:
                 self._detach(name)

@@ -171,6 +171,9 @@ class SchedulerMetrics:
             "Requests that count for the objective: good, late, rejected, failed, cancelled",
             ["tenant", "slo_class", "outcome"],
         )
+        self.objective = self._gauge(
+            "slo_objective_ratio", "Share of requests that are to be in time", ["slo_class"]
+        )
         self.latency = self._histogram(
             "request_seconds", "Submit to answer, in the scheduler", TIME_BOUNDS, ["tenant"]
         )
@@ -246,6 +249,11 @@ class SchedulerMetrics:
 
     def _count_tenants(self, state: str) -> int:
         return self._levels().tenants_by_state.get(state, 0)
+
+    def set_objectives(self, objectives: Mapping[str, float]) -> None:
+        """Those of all SLO classes; a class that is gone keeps its last."""
+        for slo_class, objective in objectives.items():
+            self.objective.labels(slo_class).set(objective)
 
     def name_tenant(self, tenant: str, slo_class: str) -> None:
         """Make the tenant's series exist from the start, at zero."""

@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from coissue.deployments.channel.client import SchedulerClient
 from coissue.deployments.channel.frames import TenantInfo
-from coissue.deployments.discovery import BLIND, HEALTH_SECONDS, POOL, find_endpoint, settle_garbage
+from coissue.deployments.discovery import BLIND, HEALTH, POOL, find_endpoint, settle_garbage
 from coissue.deployments.handlers import Handler, LoadedHandlers
 from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.http.errors import HttpError
@@ -29,7 +29,7 @@ from coissue.deployments.tenant import DedicatedTenant, Deployed, RemoteHandler
 EXPLAIN_SECONDS: Final = 2.0
 
 
-@serve.deployment(name=POOL, health_check_period_s=HEALTH_SECONDS, ray_actor_options=BLIND)
+@serve.deployment(name=POOL, ray_actor_options=BLIND, **HEALTH)
 @serve.ingress()
 class Pool:
     """One replica of the pool."""

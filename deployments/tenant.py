@@ -21,7 +21,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from coissue.deployments.channel.client import SchedulerClient
-from coissue.deployments.discovery import BLIND, as_deployment, find_endpoint
+from coissue.deployments.discovery import BLIND, HEALTH, as_deployment, find_endpoint
 from coissue.deployments.handlers import (
     HANDLERS_KEPT,
     Arrays,
@@ -60,7 +60,7 @@ async def settle(work: Awaitable[bytes]) -> Settled:
         return b"", ("handler_failed", f"the handler failed: {name_of(error)}")
 
 
-@serve.deployment(ray_actor_options=BLIND, max_ongoing_requests=256)
+@serve.deployment(ray_actor_options=BLIND, max_ongoing_requests=256, **HEALTH)
 class DedicatedTenant:
     """Runs one tenant's handler: the one that goes with the version that a request is for."""
 
@@ -214,7 +214,9 @@ class RemoteHandler:
         return msgspec.Raw(await self._deployed.call(response))
 
 
-@serve.deployment(ray_actor_options=BLIND, max_ongoing_requests=IntakeLimits().ongoing + SPARE)
+@serve.deployment(
+    ray_actor_options=BLIND, max_ongoing_requests=IntakeLimits().ongoing + SPARE, **HEALTH
+)
 @serve.ingress()
 class TenantIngress:
     """The HTTP routes of one tenant, in an application of its own."""

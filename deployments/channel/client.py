@@ -11,6 +11,7 @@ Nothing here is thread-safe; all calls belong to the loop that called `connect`.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -32,6 +33,9 @@ RESTARTING: Final = "restarting"
 _BACKOFF_S: Final = 0.02
 _BACKOFF_S_MAX: Final = 1.0
 _ATTEMPT_S: Final = 10.0
+#: Nobody waits longer than this for the answer that a scheduler owes at the deadline; and how
+#: often that is looked at.
+_OVERDUE_S: Final = 1.0
 _RETRY_AFTER_NS: Final = 1_000_000_000
 #: Room for the header in the largest frame.
 _HEADER_ROOM: Final = 4096
@@ -52,6 +56,8 @@ class _Open:
         self.info = info
         #: Its block in the arena, -1: none.
         self.block = -1
+        #: When it is overdue, as the loop counts.
+        self.until = math.inf
 
 
 class _Connection(Link):
@@ -69,6 +75,7 @@ class _Connection(Link):
         self._client = client
         self._secret = endpoint.secret
         self._next_id = 0
+        self._overdue_timer = loop.call_later(_OVERDUE_S, self._end_overdue)
 
     def on_open(self) -> None:
         fd, size = (self.arena.fd, self.arena.num_bytes) if self.arena else (-1, 0)
@@ -93,7 +100,19 @@ class _Connection(Link):
                 self.welcome.set_exception(ChannelRefused(message.error))
             self.drop(message.error or "the scheduler said goodbye")
 
+    def _end_overdue(self) -> None:
+        """A scheduler that hangs must not keep anybody beyond their deadlines until it is found
+        out. Their memory is given back by its answer, should it come."""
+        now = self._loop.time()
+        for entry in self.open.values():
+            if now > entry.until and not entry.future.done():
+                entry.future.set_exception(
+                    InferError("expired", "the scheduler did not answer by the deadline")
+                )
+        self._overdue_timer = self._loop.call_later(_OVERDUE_S, self._end_overdue)
+
     def on_lost(self) -> None:
+        self._overdue_timer.cancel()
         if self.arena:
             self.arena.close_fd()
         for entry in self.open.values():
@@ -121,6 +140,8 @@ class _Connection(Link):
         rows, tokens = check_inputs(info, inputs)
         arrays = [np.asarray(inputs[port.name], order="C") for port in info.inputs]
         entry = _Open(self._loop.create_future(), info)
+        if budget_ns is not None:
+            entry.until = self._loop.time() + budget_ns * 1e-9 + _OVERDUE_S
         sizes = [array.nbytes for array in arrays]
         places = self._reserve(
             entry, sizes + [tensor_bytes(ref) for ref in info.output_refs(rows, tokens)]

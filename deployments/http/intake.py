@@ -22,6 +22,8 @@ from coissue.deployments.settings import BODY_BYTES_PER_SECOND, MIB
 #: Requests that Serve lets into a replica beyond `ongoing`: to be refused, or without a body.
 SPARE: Final = 512
 BUSY_NS: Final = 1_000_000_000
+#: For a body to be there whole, where too many others are on their way.
+WHOLE_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,12 @@ class Body:
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18 or int(length) > limits.body_bytes:
             raise too_large(limits.body_bytes, f"{length[:20].decode('latin-1')} bytes")
-        if intake.reading >= limits.reading:
-            raise _full("replica_full", f"{intake.reading} bodies are on the way already")
-        intake.reading += 1
+        is_slow = intake.reading < limits.reading  # it may be
+        intake.reading += is_slow
         try:
-            body = await self._receive(receive)
+            body = await self._receive(receive, limits.body_seconds if is_slow else 0.0)
         finally:
-            intake.reading -= 1
+            intake.reading -= is_slow
         encoding = headers.get(b"content-encoding")
         if encoding is None:
             return body
@@ -129,13 +130,16 @@ class Body:
         self._hold(len(plain))
         return plain
 
-    async def _receive(self, receive: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
+    async def _receive(
+        self, receive: Callable[[], Awaitable[dict[str, Any]]], base_seconds: float
+    ) -> bytes:
+        """`base_seconds` 0: only if it comes whole."""
         limits = self._intake.limits()
         started = asyncio.get_running_loop().time()
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout_at(started + limits.body_seconds) as clock:
+            async with asyncio.timeout_at(started + (base_seconds or WHOLE_SECONDS)) as clock:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -148,10 +152,14 @@ class Body:
                         raise too_large(limits.body_bytes, f"{size} bytes and more")
                     if not message.get("more_body"):
                         return part if len(parts) == 1 else b"".join(parts)
-                    more_seconds = size / BODY_BYTES_PER_SECOND
-                    clock.reschedule(started + limits.body_seconds + more_seconds)
+                    if base_seconds:
+                        clock.reschedule(started + base_seconds + size / BODY_BYTES_PER_SECOND)
         except TimeoutError:
-            seconds = limits.body_seconds + size / BODY_BYTES_PER_SECOND
+            if not base_seconds:
+                raise _full(
+                    "replica_full", f"{self._intake.reading} bodies are on the way already"
+                ) from None
+            seconds = base_seconds + size / BODY_BYTES_PER_SECOND
             raise HttpError(
                 "body_timeout",
                 f"body: {size} bytes and no end of it in {seconds:.0f} s",

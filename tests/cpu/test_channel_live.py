@@ -264,6 +264,23 @@ def test_cancel_withdraws_and_keeps_the_memory_until_the_answer(run, folder):
     run(main())
 
 
+def test_nobody_waits_beyond_the_deadline_for_a_scheduler_that_hangs(run, folder):
+    """What the request holds is given back by the answer, when it comes."""
+
+    async def main():
+        async with Pair(Endpoint(path=str(folder / "s"))) as pair:
+            with pytest.raises(InferError, match="did not answer by the deadline") as error:
+                await pair.client.infer("held", inputs(20_000), budget_ns=1_000_000)
+            assert error.value.reason == "expired"
+            assert pair.client._connection.arena._reserved
+            pair.backend.cancel(next(iter(pair.backend.held)))  # the answer comes
+            check_sum(await pair.client.infer("add", inputs()), inputs())
+            assert pair.client.open_requests == 0
+            assert not pair.client._connection.arena._reserved
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("name", "sent", "reason", "words"),
     [

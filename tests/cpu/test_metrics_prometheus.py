@@ -275,3 +275,36 @@ def test_shipped_configuration_is_valid(tool, tmp_path):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_alerts_fire_when_they_should(tool, tmp_path):
+    rules = ROOT / "configs/prometheus/alerts.yml"
+    cases = Path(__file__).with_name("alerts_test.yml").read_text().replace("RULES", str(rules))
+    (tmp_path / "cases.yml").write_text(cases)
+    run = subprocess.run(
+        [Path(tool("prometheus")).with_name("promtool"), "test", "rules", tmp_path / "cases.yml"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def list_alert_queries():
+    (group,) = yaml.safe_load((ROOT / "configs/prometheus/alerts.yml").read_text())["groups"]
+    return [rule["expr"] for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("query", list_alert_queries())
+def test_alerts_ask_for_metrics_that_exist(query):
+    exposed = set(re.findall(r"^# TYPE (\w+)", make_metrics().render().decode(), re.MULTILINE))
+    asked = {re.sub("_(bucket|sum|count)$", "", n) for n in re.findall(r"coissue_\w+", query)}
+    assert asked <= exposed
+    assert asked or "haproxy" in query or "coissue:slo_burn" in query
+
+
+def test_objectives_are_shown_for_alerts():
+    metrics = make_metrics()
+    metrics.set_objectives({"fast": 0.99})
+    metrics.set_objectives({"fast": 0.95, "slow": 0.5})
+    text = metrics.render().decode()
+    assert 'coissue_slo_objective_ratio{slo_class="fast"} 0.95' in text
+    assert 'coissue_slo_objective_ratio{slo_class="slow"} 0.5' in text

@@ -152,6 +152,7 @@ def test_classes_with_the_name_of_the_input():
         ([], "body: "),
         ({"inputs": 3}, "body: "),
         ({"inputs": {"x": [[1], [1, 2]]}}, "inputs.x: lists of different lengths"),
+        ({"inputs": {"x": [[2**70]]}}, "inputs.x: whole numbers of at most 64 bits"),
         ({"inputs": {"x": ["a"]}}, "inputs.x: only numbers"),
         ({"inputs": {"x": None}}, "inputs.x: only numbers"),
         ({"inputs": {"x": {"a": 1}}}, "inputs.x: only numbers"),

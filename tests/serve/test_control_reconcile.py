@@ -528,6 +528,19 @@ def test_what_went_while_control_died_is_detached_by_the_next(make, scheduler):
     asyncio.run(main())
 
 
+def test_another_change_before_the_version_with_what_is_built_in_is_attached(make, scheduler):
+    async def main():
+        made = await begin(make, app(tenant("a")))
+        made._change(app(tenant("a", exact=True)))
+        await made._wanted["a"].job
+        assert made._wanted["a"].fresh == 2
+        made._change(app(tenant("a", exact=True, share=2.0)))
+        assert (await reconcile(made))["a"] == ("ready", "")
+        assert scheduler.kept["a"]["exact"]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("goes", [False, True])
 def test_what_is_built_in_changes_while_a_version_is_attached(make, scheduler, goes):
     async def main():
