@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-COMPILED := *.so scheduler/*.so deployments/*.so deployments/*/*.so
+COMPILED := *.so kernels/cpu/*.so scheduler/*.so deployments/*.so deployments/*/*.so
 export PYTHONUNBUFFERED := 1
 
 .PHONY: help setup demo serve test check bench gpu golden clean
@@ -30,7 +30,7 @@ $(READY): pyproject.toml setup.py constraints.txt
 
 # What runs per kernel and request as extension modules, again whenever it changed; without a C
 # compiler it runs as it is.
-$(VENV)/.compiled: setup.py $(wildcard scheduler/*.py deployments/*.py deployments/channel/*.py deployments/http/*.py) | $(READY)
+$(VENV)/.compiled: setup.py $(wildcard kernels/cpu/*.c scheduler/*.py deployments/*.py deployments/channel/*.py deployments/http/*.py) | $(READY)
 	@echo "Compiling the scheduler's core and the request's path (minutes)"
 	@rm -f $(COMPILED) && $(BIN)/python setup.py -q build_ext --inplace
 	@touch -c $(COMPILED)  # those that came out alike keep their old time

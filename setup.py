@@ -1,8 +1,9 @@
-"""Computes the package list and compiles the scheduler's core.
+"""Computes the package list and compiles what must be quick.
 
 Each of the three folders is one `coissue.*` package: see docs/decisions/001-packaging.md. The
 modules in `COMPILED` become extension modules by mypyc, where mypy and a C compiler are there (see
-docs/decisions/012-compiled-core.md); elsewhere, or with COISSUE_PURE=1, they run as they are.
+docs/decisions/012-compiled-core.md); elsewhere, or with COISSUE_PURE=1, they run as they are. The
+one module in C calls what the stitching compiler generates.
 """
 
 from __future__ import annotations
@@ -48,6 +49,13 @@ def list_packages() -> list[str]:
 def list_extensions() -> list[Extension]:
     if os.environ.get("COISSUE_PURE") or not BUILDING.intersection(sys.argv):
         return []
+    found = [Extension("coissue.kernels.cpu.calling", ["kernels/cpu/calling.c"]), *compile_python()]
+    for extension in found:
+        extension.optional = True
+    return found
+
+
+def compile_python() -> list[Extension]:
     try:
         from mypyc.build import mypycify
     except ImportError:
@@ -67,8 +75,6 @@ def list_extensions() -> list[Extension]:
         opt_level=os.environ.get("MYPYC_OPT_LEVEL", "3"),
         group_name="coissue_core",
     )
-    for extension in found:
-        extension.optional = True
     return found
 
 

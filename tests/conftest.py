@@ -15,7 +15,7 @@ from needs import find_tool
 
 ROOT = Path(__file__).parents[1]
 #: Folders with compiled modules, see `COMPILED` in setup.py.
-COMPILED = ("scheduler", "deployments")
+COMPILED = ("kernels/cpu", "scheduler", "deployments")
 
 
 @pytest.fixture
@@ -37,10 +37,13 @@ def pytest_configure():
     """Tests of a compiled module that is older than its source would say nothing."""
     compiled = [path for top in COMPILED for path in (ROOT / top).rglob("*.so")]
     for path in compiled:
-        source = path.with_name(f"{path.name.split('.')[0]}.py")
+        name = path.name.split(".")[0]
+        sources = path.with_name(f"{name}.c"), path.with_name(f"{name}.py")
+        source = next((source for source in sources if source.exists()), sources[0])
         if not source.exists() or path.stat().st_mtime < source.stat().st_mtime:
-            name = source.relative_to(ROOT)
-            pytest.exit(f"{name} changed since it was compiled: run `make setup`", 4)
+            pytest.exit(
+                f"{source.relative_to(ROOT)} changed since it was compiled: run `make setup`", 4
+            )
 
 
 def pytest_collection_modifyitems(items):

@@ -17,17 +17,16 @@ its own weights' addresses: packed values are neither cut nor joined.
 
 from __future__ import annotations
 
-import ctypes
 import math
-import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, Final
 
 import torch
 
 from coissue.kernels.cpu import ops
+from coissue.kernels.cpu.calls import address_of, pack_places
+from coissue.kernels.cpu.calls import call as run
 from coissue.kernels.cpu.exact import Part
 from coissue.kernels.cpu.frame import Frame, Packing
 from coissue.kernels.cpu.native import Call, Run
@@ -140,32 +139,19 @@ class _Output:
 
 
 class _Function:
-    """A generated function with its argument lists, which are filled anew for every call.
+    """A generated function and where its arguments are among the addresses of a launch."""
 
-    Untyped, for ctypes takes twice as long to check types as to call: all arguments are its own.
-    Nor does ctypes write the pointers: that takes as long as two calls.
-    """
-
-    __slots__ = ("_arguments", "_first", "_function", "_last", "_pack", "_pick", "_pointers")
+    __slots__ = ("_address", "_function", "_inputs", "_places")
 
     def __init__(self, function: Any, call: Call, spots: Mapping[int, int]) -> None:
-        """`spots`: where the address of a place is among those of a launch."""
-        self._function = function
-        places = (*call.inputs, *call.outputs)
-        #: The two lists of pointers, one after the other, and one more: `itemgetter` gives a tuple
-        #: for two and up.
-        self._pointers = (ctypes.c_void_p * (len(places) + 1))()
-        self._pick = itemgetter(*(spots[place] for place in (*places, places[0])))
-        self._pack = struct.Struct(f"{len(places) + 1}P").pack_into
-        self._first, self._last = ctypes.c_int64(), ctypes.c_int64()
-        start = ctypes.addressof(self._pointers)
-        lists = start, start + len(call.inputs) * ctypes.sizeof(ctypes.c_void_p)
-        self._arguments = (*map(ctypes.c_void_p, lists), self._first, self._last)
+        """`spots`: where the address of a place is."""
+        self._function = function  # keeps its library loaded
+        self._address = address_of(function)
+        self._inputs = len(call.inputs)
+        self._places = pack_places([spots[place] for place in (*call.inputs, *call.outputs)])
 
-    def __call__(self, addresses: Sequence[int], first: int, last: int) -> None:
-        self._pack(self._pointers, 0, *self._pick(addresses))
-        self._first.value, self._last.value = first, last
-        self._function(*self._arguments)
+    def __call__(self, addresses: list[int], first: int, last: int) -> None:
+        run(self._address, self._places, self._inputs, addresses, first, last)
 
 
 def _check_index(index: torch.Tensor, size: int) -> None:

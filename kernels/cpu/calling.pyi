@@ -1,0 +1,3 @@
+def call(
+    function: int, places: bytes, inputs: int, addresses: list[int], first: int, last: int
+) -> None: ...
