@@ -64,8 +64,8 @@ class SchedulerActor:
     def endpoint(self) -> Any:
         return self._host.endpoint
 
-    def attached(self) -> tuple[int, dict[str, int]]:
-        """(epoch of this process, tenant -> version served). A new epoch has forgotten all."""
+    def attached(self) -> tuple[int, dict[str, tuple[int, dict[str, Any]]]]:
+        """(epoch of this process, what it serves). A new epoch has forgotten all."""
         return self._host.epoch, self._host.attached()
 
     def configure(self, settings: dict[str, Any], note: str) -> list[str]:

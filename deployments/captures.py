@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import shutil
@@ -89,9 +90,13 @@ class Artifacts:
             self.prune(name, set())
 
     def prune(self, name: str, keep: set[int]) -> None:
-        """Remove the oldest of a tenant's versions but those to `keep`, which are in use."""
-        for version in self.versions(name)[VERSIONS_KEPT if keep else 0 :]:
-            if version not in keep:
+        """Remove the oldest of a tenant's versions but those to `keep`, which are in use, and the
+        newest that were finished; all, if none is to be kept."""
+        versions = self.versions(name)
+        finished = [v for v in versions if (self.path(name, v) / "meta.json").exists()]
+        oldest = min(finished[:VERSIONS_KEPT], default=0) if keep else math.inf
+        for version in versions:
+            if version not in keep and version < oldest:
                 path = self.path(name, version)
                 shutil.rmtree(path, ignore_errors=True)
                 for suffix in (".json", ".answer"):

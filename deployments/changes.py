@@ -8,7 +8,7 @@ the device, and what the scheduler binds or builds at its start -> the scheduler
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from coissue.deployments.settings import AppSettings, TenantSettings
 
@@ -35,7 +35,10 @@ def adjust(served: TenantSettings, now: TenantSettings) -> TenantSettings:
     return served.model_copy(update={key: getattr(now, key) for key in _ADJUSTED})
 
 
+def find_built_in(tenant: TenantSettings) -> dict[str, Any]:
+    """The keys that are built into the attached program, though not into the captured one."""
+    return {key: value for key, value in tenant if key not in (*_ADJUSTED, *PREPARED)}
+
+
 def is_lowered_anew(old: TenantSettings, new: TenantSettings) -> bool:
-    """A key changed that is built into the attached program, though not into the captured one."""
-    kept = (*_ADJUSTED, *PREPARED)
-    return any(getattr(old, key) != value for key, value in new if key not in kept)
+    return find_built_in(old) != find_built_in(new)

@@ -29,7 +29,7 @@ from coissue.deployments.failures import Failures, find_deploy_error
 from coissue.deployments.run_dir import LOCK, RunDir, sweep_run_dirs
 from coissue.deployments.settings import AppSettings, HealthSettings, TenantSettings
 from coissue.deployments.trials import Trials
-from coissue.deployments.wanted import Wanted, WantedTenants
+from coissue.deployments.wanted import Attached, Wanted, WantedTenants
 
 logger = logging.getLogger("coissue.control")
 RECONCILE_SECONDS: Final = 0.5
@@ -97,7 +97,7 @@ class Control:
         for loop in (self._reconcile_forever(), self._watch_forever()):
             self._loops.append(asyncio.ensure_future(loop))
 
-    async def _adopt(self) -> tuple[Path | None, dict[str, int]]:
+    async def _adopt(self) -> tuple[Path | None, Attached]:
         """Take over the scheduler that runs: the run folder that it holds and what it serves."""
         self._scheduler = find_scheduler()
         if self._scheduler is None:
@@ -157,7 +157,7 @@ class Control:
         wanted.state = "ready" if version else "loading"
         is_other = is_lowered_anew((wanted.served if version else None) or old, tenant)
         found = 0 if is_other else self._artifacts.find(tenant, version, is_current=is_current)
-        wanted.reason = wanted.describe_next(found)
+        wanted.reason, wanted.coming = wanted.describe_next(found), found
         wanted.job = asyncio.ensure_future(self._prepare(wanted, tenant, found))
 
     async def _prepare(self, wanted: Wanted, tenant: TenantSettings, found: int) -> None:
@@ -181,7 +181,7 @@ class Control:
             await self._fail(wanted, version, say_why(failed.exceptions[0]))
         finally:
             if wanted.job is asyncio.current_task():
-                wanted.job = None
+                wanted.job, wanted.coming = None, 0
             if not any(other.job for other in self._wanted.values()):
                 self._captures.stop()
 
@@ -237,10 +237,10 @@ class Control:
         for name, wanted in list(self._wanted.items()):
             if self._untold:
                 return  # the settings changed meanwhile
-            have = attached.get(name, 0)
+            has = attached.get(name, (0, {}))
             # What was served before comes first, when nothing of it is left.
-            version = (wanted.fresh if have else 0) or wanted.serving or wanted.fresh
-            if version and version != have:
+            version = (wanted.fresh if has[0] else 0) or wanted.serving or wanted.fresh
+            if version and not wanted.is_attached(version, has):
                 await self._attach(wanted, version)
 
     async def _tell(self) -> list[str]:
@@ -290,7 +290,7 @@ class Control:
             await self._fail(wanted, version, error)
             return
         self._note_served()
-        self._artifacts.prune(tenant.name, {version, wanted.fresh})
+        self._artifacts.prune(tenant.name, {version, wanted.fresh, wanted.coming})
         if wanted.fresh or wanted.job:
             await self._announce(wanted)
             return

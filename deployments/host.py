@@ -25,7 +25,7 @@ from wsgiref.simple_server import WSGIServer
 import uvloop
 
 from coissue.deployments.attach import Attacher, AttachError, describe_tenant
-from coissue.deployments.changes import list_restart_keys
+from coissue.deployments.changes import find_built_in, list_restart_keys
 from coissue.deployments.channel.frames import Endpoint, Refused, TenantInfo, Times
 from coissue.deployments.channel.server import ChannelServer
 from coissue.deployments.costs import Costs
@@ -177,8 +177,13 @@ class SchedulerHost:
 
     # --- control -------------------------------------------------------------------------------
 
-    def attached(self) -> dict[str, int]:
-        return {name: program.version for name, program in self._programs.items()}
+    def attached(self) -> dict[str, tuple[int, dict[str, Any]]]:
+        """Version and what is built into it of each tenant served, once no attach is under way."""
+        with self._attaching:
+            return {
+                name: (program.version, find_built_in(self.attacher.settings(name)))
+                for name, program in self._programs.items()
+            }
 
     def configure(self, settings: dict[str, Any], note: str = "") -> list[str]:
         """Take over changed settings. Tenants that are not there any more are detached, served
@@ -212,7 +217,7 @@ class SchedulerHost:
         try:
             with self._attaching:
                 changed = self.attacher.attach(parsed, self._slo(parsed), version, Path(artifact))
-                self._take_over(changed, [parsed])
+                self._take_over(changed, [parsed], is_attach=True)
         except AttachError as error:
             return str(error)
         return ""
@@ -222,6 +227,8 @@ class SchedulerHost:
         changed: list[ServedProgram],
         tenants: list[TenantSettings],
         added: Sequence[TenantSettings] = (),
+        *,
+        is_attach: bool = False,
     ) -> None:
         """`tenants`: those of `changed` whose settings changed too; `added`: new, not served."""
         programs = {program.spec.name: program for program in changed}
@@ -229,7 +236,7 @@ class SchedulerHost:
         for tenant in tenants:
             # Not `tenant` itself: what is served may be an earlier version.
             own = self.attacher.settings(tenant.name)
-            reason = self._infos[own.name].reason if tenant.model != own.model else ""
+            reason = "" if is_attach else self._infos[own.name].reason  # control says when it goes
             infos.append(self._describe(own, "ready", reason, programs[own.name]))
             self.metrics.name_tenant(own.name, own.slo)
         self.tenants.take_over(changed, infos)

@@ -9,6 +9,7 @@ asked tries again once, one after the other.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -58,7 +59,8 @@ def end_children() -> None:
     until = time.monotonic() + END_SECONDS_MAX
     while (children := find_children()) and time.monotonic() < until:
         for child in children:
-            os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # somebody waited for it meanwhile
+                os.kill(child, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -6,9 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from coissue.deployments.changes import adjust
+from coissue.deployments.changes import adjust, find_built_in
 from coissue.deployments.settings import TenantSettings
+
+#: Tenant -> version served, and what is built into it.
+Attached = Mapping[str, tuple[int, dict[str, Any]]]
 
 
 @dataclass(slots=True)
@@ -22,6 +26,8 @@ class Wanted:
     served: TenantSettings | None = None
     #: A captured version that is to take over; 0: none.
     fresh: int = 0
+    #: A version captured earlier that the job is about to make `fresh`; 0: none.
+    coming: int = 0
     #: loading, ready or failed.
     state: str = "loading"
     reason: str = ""
@@ -36,6 +42,13 @@ class Wanted:
         """Those of now; but what serves keeps what it came with until another can replace it."""
         old, now = self.served, self.settings
         return now if version != self.serving or old is None else adjust(old, now)
+
+    def is_attached(self, version: int, attached: tuple[int, dict[str, Any]]) -> bool:
+        """Whether the scheduler serves that version, as this one believes: an attach of a control
+        replica that died may end later."""
+        have, built_in = attached
+        is_known = self.served is None or built_in == find_built_in(self.served)
+        return version == have == self.serving and is_known
 
     def take_over(self, tenant: TenantSettings) -> None:
         """The served version goes with all of `tenant` from now on."""
@@ -70,12 +83,13 @@ class WantedTenants(dict[str, Wanted]):
         super().__init__()
         self._leaving: dict[str, Wanted] = {}
 
-    def adopt(self, tenants: Sequence[TenantSettings], attached: Mapping[str, int]) -> set[str]:
-        """From the settings that a scheduler was told last and the versions that it serves; the
-        names of those that it serves and was to be told to drop."""
+    def adopt(self, tenants: Sequence[TenantSettings], attached: Attached) -> set[str]:
+        """From the settings that a scheduler was to be told last and what it serves; the names of
+        those that it serves and was to drop."""
         for tenant in tenants:
-            version = attached.get(tenant.name, 0)
-            self[tenant.name] = Wanted(tenant, serving=version, served=tenant)
+            version, built_in = attached.get(tenant.name, (0, {}))
+            served = tenant.model_copy(update=built_in)
+            self[tenant.name] = Wanted(served, serving=version, served=served)
         return attached.keys() - self.keys()
 
     def keep_only(self, names: Collection[str]) -> list[str]:

@@ -107,7 +107,7 @@ class _Connection(Link):
         for entry in self.open.values():
             if now > entry.until and not entry.future.done():
                 entry.future.set_exception(
-                    InferError("expired", "the scheduler did not answer by the deadline")
+                    InferError("expired", "the scheduler did not answer in time")
                 )
         self._overdue_timer = self._loop.call_later(_OVERDUE_S, self._end_overdue)
 
@@ -127,6 +127,7 @@ class _Connection(Link):
 
     def ask(self, what: str) -> asyncio.Future[bytes]:
         entry = _Open(self._loop.create_future())
+        entry.until = self._loop.time() + self.limits.ask_s
         self.send(frames.Ask(self._enter(entry), what))
         return entry.future
 

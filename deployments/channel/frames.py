@@ -86,6 +86,8 @@ class ChannelLimits:
     held_bytes: int = 512 << 20
     connections: int = 1024
     hello_s: float = 5.0
+    #: For an answer about the scheduler itself; looked at once a second.
+    ask_s: float = 5.0
 
 
 class PortInfo(msgspec.Struct, frozen=True):

@@ -269,7 +269,7 @@ def test_nobody_waits_beyond_the_deadline_for_a_scheduler_that_hangs(run, folder
 
     async def main():
         async with Pair(Endpoint(path=str(folder / "s"))) as pair:
-            with pytest.raises(InferError, match="did not answer by the deadline") as error:
+            with pytest.raises(InferError, match="did not answer in time") as error:
                 await pair.client.infer("held", inputs(20_000), budget_ns=1_000_000)
             assert error.value.reason == "expired"
             assert pair.client._connection.arena._reserved
@@ -385,6 +385,22 @@ def test_ask(run, folder):
                 with pytest.raises(InferError, match=what) as error:
                     await pair.client.ask(what)
                 assert error.value.reason == reason
+
+    run(main())
+
+
+def test_nobody_waits_for_ever_for_what_a_scheduler_that_hangs_says_of_itself(run, folder):
+    over = threading.Event()
+    hangs = Adder()
+    hangs.ask = lambda what: b"late" if over.wait(WAIT_S) else b""
+
+    async def main():
+        limits = ChannelLimits(arena_bytes=1 << 22, ask_s=0.1)
+        async with Pair(Endpoint(path=str(folder / "s")), limits, hangs) as pair:
+            with pytest.raises(InferError, match="did not answer in time"):
+                await pair.client.ask("status")
+            over.set()
+            assert await pair.client.ask("status") == b"late"
 
     run(main())
 

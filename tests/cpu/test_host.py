@@ -336,7 +336,7 @@ def test_new_version_takes_over_and_detach_frees_the_weights(host, artifacts):
 
     before = run(ask())
     assert host.attach(by_name["mlp-a"].model_dump(), 2, str(artifacts / "mlp-b")) == ""
-    assert host.attached()["mlp-a"] == 2
+    assert host.attached()["mlp-a"] == (2, {"name": "mlp-a", "exact": False})
     with torch.inference_mode():
         want = eager("mlp-b")[0](torch.ones(1, 8))
     after = run(ask())
@@ -386,6 +386,18 @@ def test_requests_while_versions_swap_and_settings_change_are_all_answered_by_on
 
     run(work())
     assert len(sizes) == 2
+
+
+def test_why_something_else_is_served_stays_until_it_is_taken_back(host):
+    settings = host.settings.model_dump(mode="json")
+    by_name = {tenant["name"]: tenant for tenant in settings["tenants"]}
+    host.announce(by_name["head-a"], "loading", "another version is being prepared")
+    by_name["head-a"].update(share=3.0)
+    host.configure(settings)
+    assert host._infos["head-a"].reason == "another version is being prepared"
+    assert host._infos["head-a"].state == "ready"
+    host.announce(by_name["head-a"], "loading", "")
+    assert host._infos["head-a"].reason == ""
 
 
 def test_configure_detaches_adjusts_and_announces(host):

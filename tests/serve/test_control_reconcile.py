@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from coissue.deployments.captures import Artifacts, TenantFailed
-from coissue.deployments.changes import is_lowered_anew, list_restart_keys
+from coissue.deployments.changes import find_built_in, is_lowered_anew, list_restart_keys
 from coissue.deployments.run_dir import RunDir
 from coissue.deployments.settings import AppSettings, TenantSettings
 
@@ -45,7 +45,11 @@ class Scheduler:
             setattr(self, name, Remote(getattr(self, "_" + name)))
 
     def _attached(self):
-        return self.epoch, dict(self.served)
+        kept = {name: self.kept.get(name, tenant(name)) for name in self.served}
+        return self.epoch, {
+            name: (version, find_built_in(TenantSettings.model_validate(kept[name])))
+            for name, version in self.served.items()
+        }
 
     def _adopt(self, owner):
         return "/x"
@@ -168,8 +172,7 @@ def make(tmp_path, scheduler):
         made._captures = Captures(made._run_dir.path)
         made._artifacts = Artifacts(made._run_dir.path)
         made._failures, made._trials = Failures(), Trials()
-        for one in settings.tenants:
-            made._wanted[one.name] = control.Wanted(one, serving=(attached or {}).get(one.name, 0))
+        made._wanted.adopt(settings.tenants, attached or {})
         folders.append(made._run_dir)
         return made
 
@@ -408,9 +411,7 @@ def test_any_change_leaves_the_others_served_and_the_last_good_one_is_what_is_se
                 scheduler.epoch, scheduler.served, scheduler.told = step + 10, {}, {}
             if dies == "control":  # another one takes over
                 settings = made._held_dir.read_settings()
-                other = await make(settings, dict(scheduler.served))
-                for one in other._wanted.values():
-                    one.served = one.settings
+                other = await make(settings, scheduler._attached()[1])
                 for made_before in made._held_dir.path.iterdir():
                     if made_before.is_dir():
                         shutil.copytree(made_before, other._held_dir.path / made_before.name)
@@ -455,8 +456,8 @@ def test_control_that_finds_its_tenants_attached_touches_none_whose_files_are_as
         stamp = (1, file.stat().st_mtime_ns)
         settings = app(tenant("a"), tenant("b"), tenant("c"))
         a, b, c = settings.tenants
-        made = await make(settings, {"a": 4, "b": 2})
         scheduler.served = {"a": 4, "b": 2}
+        made = await make(settings, scheduler._attached()[1])
         leave(made._run_dir.path, a, 4, {str(file): stamp})
         leave(made._run_dir.path, b, 2, {str(file): (2, 2)})
         leave(made._run_dir.path, c, 3, {str(file): stamp})
@@ -472,8 +473,8 @@ def test_control_that_finds_its_tenants_attached_touches_none_whose_files_are_as
 def test_control_takes_back_what_the_one_before_it_said(make, scheduler):
     async def main():
         settings = app(tenant("a"))
-        made = await make(settings, {"a": 4})
         scheduler.served, scheduler.told = {"a": 4}, {"a": ("ready", "version 5 failed")}
+        made = await make(settings, scheduler._attached()[1])
         leave(made._run_dir.path, settings.tenants[0], 4)
         made._change(settings, is_new=True)
         await reconcile(made)
@@ -522,7 +523,8 @@ def test_what_went_while_control_died_is_detached_by_the_next(make, scheduler):
     async def main():
         made = await begin(make, app(tenant("a"), tenant("b")))
         made._change(app(tenant("b")))  # and dies
-        gone = control.WantedTenants().adopt(made._held_dir.read_settings().tenants, {"a": 1})
+        left = made._held_dir.read_settings().tenants
+        gone = control.WantedTenants().adopt(left, {"a": (1, {})})
         assert gone == {"a"}
 
     asyncio.run(main())
@@ -537,6 +539,69 @@ def test_another_change_before_the_version_with_what_is_built_in_is_attached(mak
         made._change(app(tenant("a", exact=True, share=2.0)))
         assert (await reconcile(made))["a"] == ("ready", "")
         assert scheduler.kept["a"]["exact"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("late", "version"), [(tenant("a", exact=True), 1), (tenant("a", kwargs={"n": 2}), 2)]
+)
+def test_an_attach_of_a_control_that_died_may_end_later(make, scheduler, late, version):
+    """What this one wants is attached again, whatever the scheduler was told last."""
+
+    async def main():
+        made = await begin(make, app(tenant("a")))
+        leave(made._run_dir.path, app(late).tenants[0], version)
+        scheduler._attach(TenantSettings.model_validate(late).model_dump(), version, "")
+        await reconcile(made)
+        assert scheduler.served == {"a": 1}
+        assert not scheduler.kept["a"]["exact"]
+        made._change(app(late))
+        await reconcile(made)
+        assert scheduler.kept["a"]["exact"] == ("exact" in late)
+        assert made._wanted["a"].serving == scheduler.served["a"] == 2
+
+    asyncio.run(main())
+
+
+def test_control_dies_while_an_attach_is_under_way_that_its_last_settings_took_back(
+    make, scheduler
+):
+    """exact, then not, then exact again: the scheduler has what nobody wants, under settings that
+    say otherwise."""
+
+    async def main():
+        made = await begin(make, app(tenant("a", exact=True)))
+        scheduler._attach(TenantSettings.model_validate(tenant("a")).model_dump(), 2, "")
+        settings = made._held_dir.read_settings()
+        assert settings.tenants[0].exact
+        other = await make(settings, scheduler._attached()[1])
+        leave(other._run_dir.path, settings.tenants[0], 2)
+        other._change(app(tenant("a", exact=True)), is_new=True)
+        assert (await reconcile(other))["a"] == ("ready", "")
+        assert scheduler.kept["a"]["exact"]
+
+    asyncio.run(main())
+
+
+def test_a_version_that_a_job_is_about_to_use_is_not_removed(make, scheduler):
+    async def main():
+        made = await begin(make, app(tenant("a")))
+        for n in (2, 3, 4):
+            made._change(app(tenant("a", kwargs={"n": n})))
+            await reconcile(made)
+        assert made._artifacts.versions("a") == [4, 3, 2]
+        made._change(app(with_handler("good", kwargs={"n": 2})))
+        assert made._wanted["a"].coming == 2
+        for version in (5, 6):  # captures that failed
+            (made._run_dir.path / f"a-{version}.json").write_text("{}")
+        scheduler.epoch, scheduler.served, scheduler.told = 5, {}, {}
+        await made._reconcile()  # attaches the fourth again
+        leave(made._run_dir.path, app(tenant("a", kwargs={"n": 7})).tenants[0], 7)
+        made._artifacts.prune("a", {4, made._wanted["a"].coming})
+        assert made._artifacts.versions("a") == [7, 6, 5, 4, 3, 2]
+        assert (await reconcile(made))["a"] == ("ready", "")
+        assert scheduler.served == {"a": 2}
 
     asyncio.run(main())
 
