@@ -45,6 +45,8 @@ class Artifacts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        #: The last number given to a version of each tenant, also of one that is gone.
+        self._last: dict[str, int] = {}
 
     def path(self, name: str, version: int) -> Path:
         return self._folder / f"{name}-{version}"
@@ -81,7 +83,10 @@ class Artifacts:
         return next(found, 0)
 
     def next(self, name: str) -> int:
-        return max(self.versions(name), default=0) + 1
+        """Never given twice: a capture that nobody waits for any more may still be writing."""
+        last = max([self._last.get(name, 0), *self.versions(name)])
+        self._last[name] = last + 1
+        return last + 1
 
     def drop_others(self, names: Collection[str]) -> None:
         """Remove what was captured for tenants that are not among these."""

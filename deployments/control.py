@@ -291,17 +291,15 @@ class Control:
             return
         self._note_served()
         self._artifacts.prune(tenant.name, {version, wanted.fresh, wanted.coming})
-        if wanted.fresh or wanted.job:
-            await self._announce(wanted)
-            return
-        now = wanted.settings
-        if adjust(tenant, now) == now and self._artifacts.serves(now, version, is_current=False):
-            wanted.state, wanted.reason = "ready", ""
-            self._failures.hide(tenant.name)
-        elif wanted.state == "failed":  # a later version; this one is back after a crash
-            await self._announce(wanted)
-        else:  # the settings went elsewhere meanwhile
-            self._plan(wanted, wanted.settings, is_current=False)
+        if not (wanted.fresh or wanted.job):
+            now, find = wanted.settings, self._artifacts.serves
+            if adjust(tenant, now) == now and find(now, version, is_current=False):
+                wanted.state, wanted.reason = "ready", ""
+                self._failures.hide(tenant.name)
+                return
+            if wanted.state != "failed":  # the settings went elsewhere meanwhile
+                self._plan(wanted, now, is_current=False)
+        await self._announce(wanted)  # why something else serves
 
     async def _restart(self, keys: list[str]) -> None:
         self._note = f"{', '.join(keys)} changed, which needs a restart: the scheduler restarted"

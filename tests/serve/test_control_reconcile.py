@@ -514,7 +514,26 @@ def test_a_tenant_that_went_for_good_is_new_when_it_comes_back(make, scheduler):
         made._change(app(tenant("a"), tenant("b")))
         assert made._wanted["a"].serving == 0
         assert (await reconcile(made))["a"] == ("ready", "")
-        assert made._captures.jobs.count(("a", 1)) == 2
+        assert made._captures.jobs == [("a", 1), ("b", 1), ("a", 2)]
+
+    asyncio.run(main())
+
+
+def test_a_capture_that_nobody_waits_for_is_not_taken_for_another(make, scheduler):
+    """The tenant comes back with another model while its first capture still runs."""
+
+    async def main():
+        made = await begin(make, app(tenant("b")))
+        made._change(app(tenant("a"), tenant("b")))
+        made._wanted["a"].job.cancel()  # it has its number, and no end
+        first = made._artifacts.next("a")
+        made._change(app(tenant("b")))
+        await reconcile(made)
+        made._change(app(tenant("a", kwargs={"n": 2}), tenant("b")))
+        leave(made._run_dir.path, app(tenant("a")).tenants[0], first)  # now it ends
+        assert (await reconcile(made))["a"] == ("ready", "")
+        assert made._captures.jobs[-1] == ("a", first + 1)
+        assert scheduler.served["a"] == first + 1
 
     asyncio.run(main())
 
