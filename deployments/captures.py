@@ -53,7 +53,7 @@ class Artifacts:
 
     def versions(self, name: str) -> list[int]:
         """All that were begun, newest first."""
-        form = re.compile(re.escape(name) + r"-([1-9]\d*)(\.json)?")
+        form = re.compile(re.escape(name) + r"-([1-9]\d*)(\.json|\.answer)?")
         found = filter(None, (form.fullmatch(entry.name) for entry in self._folder.iterdir()))
         return sorted({int(match[1]) for match in found}, reverse=True)
 

@@ -154,10 +154,10 @@ class Control:
             return
         wanted.drop_job()
         wanted.fresh, wanted.tries = 0, Counter()
-        wanted.state = "ready" if version else "loading"
         is_other = is_lowered_anew((wanted.served if version else None) or old, tenant)
         found = 0 if is_other else self._artifacts.find(tenant, version, is_current=is_current)
-        wanted.reason, wanted.coming = wanted.describe_next(found), found
+        wanted.coming = found
+        wanted.expect(found)
         wanted.job = asyncio.ensure_future(self._prepare(wanted, tenant, found))
 
     async def _prepare(self, wanted: Wanted, tenant: TenantSettings, found: int) -> None:
@@ -286,19 +286,21 @@ class Control:
             wanted.serving, wanted.served, wanted.told = version, tenant, ""
         if self._wanted.get(tenant.name) is not wanted:
             return  # removed meanwhile: it is detached with the next settings
-        if error:
+        is_superseded = bool(wanted.fresh or wanted.job)
+        if error and not is_superseded:
             await self._fail(wanted, version, error)
             return
         self._note_served()
-        self._artifacts.prune(tenant.name, {version, wanted.fresh, wanted.coming})
-        if not (wanted.fresh or wanted.job):
-            now, find = wanted.settings, self._artifacts.serves
-            if adjust(tenant, now) == now and find(now, version, is_current=False):
-                wanted.state, wanted.reason = "ready", ""
-                self._failures.hide(tenant.name)
-                return
-            if wanted.state != "failed":  # the settings went elsewhere meanwhile
-                self._plan(wanted, now, is_current=False)
+        self._artifacts.prune(tenant.name, {wanted.serving, wanted.fresh, wanted.coming})
+        now, serves = wanted.settings, self._artifacts.serves
+        if is_superseded:  # the settings went elsewhere meanwhile
+            wanted.expect(wanted.coming or wanted.fresh)
+        elif adjust(tenant, now) == now and serves(now, version, is_current=False):
+            wanted.state, wanted.reason = "ready", ""
+            self._failures.hide(tenant.name)
+            return
+        elif wanted.state != "failed":  # not what comes back after a later one failed
+            self._plan(wanted, now, is_current=False)
         await self._announce(wanted)  # why something else serves
 
     async def _restart(self, keys: list[str]) -> None:

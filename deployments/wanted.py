@@ -54,6 +54,10 @@ class Wanted:
         """The served version goes with all of `tenant` from now on."""
         self.served, self.state, self.reason = tenant, "ready", ""
 
+    def expect(self, found: int) -> None:
+        """That version (0: one that is to be captured) is to serve."""
+        self.state, self.reason = "ready" if self.serving else "loading", self.describe_next(found)
+
     def describe_next(self, found: int) -> str:
         """What `/status` says until that version (0: one that is to be captured) is served."""
         serves = f"version {self.serving} serves"

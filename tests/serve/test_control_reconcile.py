@@ -625,6 +625,51 @@ def test_a_version_that_a_job_is_about_to_use_is_not_removed(make, scheduler):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_settings_that_change_during_the_first_attach_are_told_to_be_prepared(
+    make, scheduler, fails
+):
+    """Also over a scheduler that dies; what is not wanted any more may fail."""
+
+    async def main():
+        made = await make(app(tenant("a")))
+        made._change(app(tenant("a")), is_new=True)
+        await made._wanted["a"].job
+        whole = scheduler._attach
+
+        def attach(*given):
+            scheduler.attach = Remote(whole)
+            made._change(app(tenant("a", exact=True)))
+            return "it does not fit" if fails else whole(*given)
+
+        scheduler.attach = Remote(attach)
+        await made._reconcile()
+        said = "" if fails else "another version is being prepared, version 1 serves"
+        assert (made._wanted["a"].state, made._wanted["a"].reason) == (
+            "loading" if fails else "ready", said
+        )  # fmt: skip
+        assert scheduler.told["a"][1] == said
+        scheduler.epoch, scheduler.served, scheduler.told = 5, {}, {}
+        await made._reconcile()
+        assert scheduler.told["a"][1] == said
+        assert (await reconcile(made))["a"] == ("ready", "")
+        assert scheduler.kept["a"]["exact"]
+        assert scheduler.told["a"][1] == ""
+
+    asyncio.run(main())
+
+
+def test_nothing_of_a_tenant_that_is_gone_is_left(make, scheduler):
+    async def main():
+        made = await begin(make, app(tenant("a"), tenant("b")))
+        (made._run_dir.path / "a-7.answer").write_text("{}")
+        made._change(app(tenant("b")))
+        await reconcile(made)
+        assert not [path.name for path in made._run_dir.path.glob("a-*")]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("goes", [False, True])
 def test_what_is_built_in_changes_while_a_version_is_attached(make, scheduler, goes):
     async def main():
