@@ -22,7 +22,7 @@ from ray import serve
 
 from coissue.deployments.actor import find_scheduler, start_scheduler
 from coissue.deployments.captures import Artifacts, Captures, TenantFailed
-from coissue.deployments.changes import PREPARED, adjust, is_lowered_anew
+from coissue.deployments.changes import PREPARED, is_lowered_anew
 from coissue.deployments.channel.frames import printable
 from coissue.deployments.discovery import BLIND, CONTROL, HEALTH
 from coissue.deployments.failures import Failures, find_deploy_error
@@ -286,16 +286,16 @@ class Control:
             wanted.serving, wanted.served, wanted.told = version, tenant, ""
         if self._wanted.get(tenant.name) is not wanted:
             return  # removed meanwhile: it is detached with the next settings
-        is_superseded = bool(wanted.fresh or wanted.job)
-        if error and not is_superseded:
+        is_superseded, now = bool(wanted.fresh or wanted.job), wanted.settings
+        is_there = self._artifacts.serves(now, wanted.serving, is_current=False)
+        if error and not is_superseded and not (is_there and wanted.is_settled):
             await self._fail(wanted, version, error)
             return
         self._note_served()
         self._artifacts.prune(tenant.name, {wanted.serving, wanted.fresh, wanted.coming})
-        now, serves = wanted.settings, self._artifacts.serves
         if is_superseded:  # the settings went elsewhere meanwhile
             wanted.expect(wanted.coming or wanted.fresh)
-        elif adjust(tenant, now) == now and serves(now, version, is_current=False):
+        elif is_there and wanted.is_settled:
             wanted.state, wanted.reason = "ready", ""
             self._failures.hide(tenant.name)
             return

@@ -50,6 +50,11 @@ class Wanted:
         is_known = self.served is None or built_in == find_built_in(self.served)
         return version == have == self.serving and is_known
 
+    @property
+    def is_settled(self) -> bool:
+        """The settings are those of what serves; whether its model is theirs, its files tell."""
+        return self.served is not None and adjust(self.served, self.settings) == self.settings
+
     def take_over(self, tenant: TenantSettings) -> None:
         """The served version goes with all of `tenant` from now on."""
         self.served, self.state, self.reason = tenant, "ready", ""

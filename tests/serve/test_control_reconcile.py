@@ -659,6 +659,32 @@ def test_settings_that_change_during_the_first_attach_are_told_to_be_prepared(
     asyncio.run(main())
 
 
+def test_what_was_taken_back_may_fail_unseen(make, scheduler):
+    """The old model is wanted again while the new one is attached, which fails."""
+
+    async def main():
+        made = await begin(make, app(tenant("a")))
+        whole = scheduler._attach
+        made._change(app(tenant("a", kwargs={"n": 2})))
+        await made._wanted["a"].job
+
+        class Slow:
+            async def remote(self, *given):
+                scheduler.attach = Remote(whole)
+                made._change(app(tenant("a")))
+                await made._wanted["a"].job
+                return "it does not fit"
+
+        scheduler.attach = Slow()
+        await made._reconcile()
+        assert (await reconcile(made))["a"] == ("ready", "")
+        assert scheduler.told["a"][1] == ""
+        assert not made._failures.shown
+        assert scheduler.served == {"a": 1}
+
+    asyncio.run(main())
+
+
 def test_nothing_of_a_tenant_that_is_gone_is_left(make, scheduler):
     async def main():
         made = await begin(make, app(tenant("a"), tenant("b")))
