@@ -57,7 +57,7 @@ class Artifacts:
         found = filter(None, (form.fullmatch(entry.name) for entry in self._folder.iterdir()))
         return sorted({int(match[1]) for match in found}, reverse=True)
 
-    def serves(self, tenant: TenantSettings, version: int, *, is_current: bool) -> bool:
+    def serves(self, tenant: TenantSettings, version: int, *, is_current: bool = False) -> bool:
         """True if the version is what the settings want. Its limits may be larger.
 
         `is_current`: and the files that it came from did not change."""

@@ -287,15 +287,15 @@ class Control:
         if self._wanted.get(tenant.name) is not wanted:
             return  # removed meanwhile: it is detached with the next settings
         is_superseded, now = bool(wanted.fresh or wanted.job), wanted.settings
-        is_there = self._artifacts.serves(now, wanted.serving, is_current=False)
-        if error and not is_superseded and not (is_there and wanted.is_settled):
+        is_served = wanted.is_settled and self._artifacts.serves(now, wanted.serving)
+        if error and not is_superseded and not is_served:
             await self._fail(wanted, version, error)
             return
         self._note_served()
         self._artifacts.prune(tenant.name, {wanted.serving, wanted.fresh, wanted.coming})
         if is_superseded:  # the settings went elsewhere meanwhile
             wanted.expect(wanted.coming or wanted.fresh)
-        elif is_there and wanted.is_settled:
+        elif is_served:
             wanted.state, wanted.reason = "ready", ""
             self._failures.hide(tenant.name)
             return
@@ -414,7 +414,7 @@ async def end_scheduler(scheduler: Any) -> None:
 
 def say_why(error: Exception) -> str:
     """A tenant's failure speaks for itself; what else happens is a bug of ours."""
-    return f"{'' if isinstance(error, TenantFailed) else type(error).__name__ + ': '}{error}"
+    return str(error) if isinstance(error, TenantFailed) else f"{type(error).__name__}: {error}"
 
 
 def one_line(error: BaseException) -> str:
