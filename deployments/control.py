@@ -135,7 +135,7 @@ class Control:
         for tenant in settings.tenants:
             wanted, was_there = self._wanted.bring(tenant)
             old, wanted.settings = wanted.settings, tenant
-            if is_new or not was_there or old != tenant or wanted.state == "failed":
+            if is_new or not was_there or old != tenant or wanted.failed:
                 self._plan(wanted, old, is_current=is_new)
         self._note_served()
 
@@ -153,20 +153,21 @@ class Control:
         if wanted.job is not None and is_same and not is_lowered_anew(old, tenant):
             return
         wanted.drop_job()
-        wanted.fresh, wanted.tries = 0, Counter()
+        wanted.fresh, wanted.failed, wanted.tries = 0, None, Counter()
         is_other = is_lowered_anew((wanted.served if version else None) or old, tenant)
         found = 0 if is_other else self._artifacts.find(tenant, version, is_current=is_current)
-        wanted.coming = found
-        wanted.expect(found)
-        wanted.job = asyncio.ensure_future(self._prepare(wanted, tenant, found))
+        wanted.coming = found or self._artifacts.next(tenant.name)
+        preparing = self._prepare(wanted, tenant, wanted.coming, is_captured=bool(found))
+        wanted.job = asyncio.ensure_future(preparing)
 
-    async def _prepare(self, wanted: Wanted, tenant: TenantSettings, found: int) -> None:
-        """Until a version of the tenant may be attached. `found`: one is captured; 0: none is."""
-        version = found or self._artifacts.next(tenant.name)
+    async def _prepare(
+        self, wanted: Wanted, tenant: TenantSettings, version: int, *, is_captured: bool
+    ) -> None:
+        """Until that version of the tenant may be attached."""
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._trials.prove(tenant, self._settings.capture.seconds))
-                if not found:
+                if not is_captured:
                     both.create_task(self._captures.capture(tenant, version))
             if version != wanted.serving:
                 wanted.fresh = version
@@ -176,7 +177,6 @@ class Control:
             else:
                 wanted.take_over(tenant)
                 self._untold = True
-                self._failures.hide(tenant.name)
         except* Exception as failed:
             await self._fail(wanted, version, say_why(failed.exceptions[0]))
         finally:
@@ -186,21 +186,23 @@ class Control:
                 self._captures.stop()
 
     async def _fail(self, wanted: Wanted, version: int, reason: str) -> None:
-        name = wanted.settings.name
-        wanted.fail(version, printable(reason))
-        logger.error("tenant=%s failed reason=%s", name, wanted.reason)
-        self._failures.show(name, wanted.reason)
+        wanted.failed = version, printable(reason)
+        logger.error("tenant=%s failed reason=%s", wanted.settings.name, wanted.reason)
         with contextlib.suppress(ray.exceptions.RayError):
-            await self._announce(wanted)
+            await self._publish(wanted)
 
-    async def _announce(self, wanted: Wanted) -> None:
-        """To a scheduler that does not serve the tenant, or an earlier version of it."""
-        if self._scheduler is not None:
-            state = "failed" if wanted.state == "failed" else "loading"
+    async def _publish(self, wanted: Wanted) -> None:
+        """Why something else is served, or nothing: into `serve status` and to the scheduler."""
+        name = wanted.settings.name
+        if wanted.failed:
+            self._failures.show(name, wanted.reason)
+        else:
+            self._failures.hide(name)
+        if self._scheduler is not None and wanted.told != wanted.reason:
             wanted.told = wanted.reason
-            await self._scheduler.announce.remote(
-                wanted.settings.model_dump(), state, wanted.reason
-            )
+            state = "failed" if wanted.failed else "loading"  # what it serves stays ready
+            told = wanted.settings.model_dump()
+            await self._scheduler.announce.remote(told, state, wanted.reason)
 
     # --- what the scheduler has ----------------------------------------------------------------
 
@@ -257,8 +259,7 @@ class Control:
             self._untold = True
             raise
         for wanted in list(self._wanted.values()):
-            if wanted.reason != wanted.told:
-                await self._announce(wanted)
+            await self._publish(wanted)
         self._artifacts.drop_others(self._wanted.keys())
         return keys
 
@@ -286,22 +287,17 @@ class Control:
             wanted.serving, wanted.served, wanted.told = version, tenant, ""
         if self._wanted.get(tenant.name) is not wanted:
             return  # removed meanwhile: it is detached with the next settings
-        is_superseded, now = bool(wanted.fresh or wanted.job), wanted.settings
-        is_served = wanted.is_settled and self._artifacts.serves(now, wanted.serving)
-        if error and not is_superseded and not is_served:
-            await self._fail(wanted, version, error)
-            return
+        is_served = wanted.is_settled and self._artifacts.serves(wanted.settings, wanted.serving)
+        if not (is_served or wanted.fresh or wanted.job or wanted.failed):
+            if error:
+                await self._fail(wanted, version, error)
+                return
+            self._plan(wanted, wanted.settings, is_current=False)
+        elif error:
+            logger.warning("tenant=%s version=%d is not wanted: %s", tenant.name, version, error)
         self._note_served()
         self._artifacts.prune(tenant.name, {wanted.serving, wanted.fresh, wanted.coming})
-        if is_superseded:  # the settings went elsewhere meanwhile
-            wanted.expect(wanted.coming or wanted.fresh)
-        elif is_served:
-            wanted.state, wanted.reason = "ready", ""
-            self._failures.hide(tenant.name)
-            return
-        elif wanted.state != "failed":  # not what comes back after a later one failed
-            self._plan(wanted, now, is_current=False)
-        await self._announce(wanted)  # why something else serves
+        await self._publish(wanted)
 
     async def _restart(self, keys: list[str]) -> None:
         self._note = f"{', '.join(keys)} changed, which needs a restart: the scheduler restarted"

@@ -46,8 +46,8 @@ class Failures:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="failures")
-        #: Tenants that are shown; the thread's.
-        self._shown: set[str] = set()
+        #: Tenant -> the reason shown; empty: what an earlier control showed. The thread's.
+        self._shown: dict[str, str] = {}
         self._later(self._look)  # what an earlier control showed
 
     def show(self, name: str, reason: str) -> None:
@@ -68,17 +68,21 @@ class Failures:
 
     def _look(self) -> None:
         names = serve.status().applications
-        self._shown |= {n.removeprefix(FAILED_PREFIX) for n in names if n.startswith(FAILED_PREFIX)}
+        shown = (name for name in names if name.startswith(FAILED_PREFIX))
+        self._shown |= {name.removeprefix(FAILED_PREFIX): "" for name in shown}
 
     def _show(self, name: str, reason: str) -> None:
-        self._shown.add(name)
+        if self._shown.get(name) == reason:
+            return
+        self._shown[name] = ""  # it may be there although this fails
         failed = as_deployment(FailedTenant).options(name=name).bind(reason)
         app = serve.RunTarget(failed, name=FAILED_PREFIX + name, route_prefix=None)
         serve.run_many(
             [app], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
         )
+        self._shown[name] = reason
 
     def _hide(self, name: str) -> None:
         if name in self._shown and ray.is_initialized():
             serve.delete(FAILED_PREFIX + name, _blocking=False)
-            self._shown.discard(name)
+            del self._shown[name]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coissue.deployments.changes import adjust, find_built_in
+from coissue.deployments.changes import adjust, find_built_in, is_lowered_anew
 from coissue.deployments.settings import TenantSettings
 
 #: Tenant -> version served, and what is built into it.
@@ -26,11 +26,11 @@ class Wanted:
     served: TenantSettings | None = None
     #: A captured version that is to take over; 0: none.
     fresh: int = 0
-    #: A version captured earlier that the job is about to make `fresh`; 0: none.
+    #: The version that the job is about to make `fresh`; 0: there is no job.
     coming: int = 0
-    #: loading, ready or failed.
-    state: str = "loading"
-    reason: str = ""
+    #: A version that cannot serve, and why. Of the settings of now: what they replaced may fail
+    #: unseen.
+    failed: tuple[int, str] | None = None
     #: The reason that the scheduler was told; None: an earlier control replica told it one.
     told: str | None = ""
     #: Captures a version and tries the handler.
@@ -55,33 +55,38 @@ class Wanted:
         """The settings are those of what serves; whether its model is theirs, its files tell."""
         return self.served is not None and adjust(self.served, self.settings) == self.settings
 
-    def take_over(self, tenant: TenantSettings) -> None:
-        """The served version goes with all of `tenant` from now on."""
-        self.served, self.state, self.reason = tenant, "ready", ""
+    @property
+    def state(self) -> str:
+        """As `/status` says it: loading, ready or failed."""
+        return "failed" if self.failed else "ready" if self.serving else "loading"
 
-    def expect(self, found: int) -> None:
-        """That version (0: one that is to be captured) is to serve."""
-        self.state, self.reason = "ready" if self.serving else "loading", self.describe_next(found)
-
-    def describe_next(self, found: int) -> str:
-        """What `/status` says until that version (0: one that is to be captured) is served."""
+    @property
+    def reason(self) -> str:
+        """Why the settings of now are not what serves; empty: they are, or nothing does yet."""
         serves = f"version {self.serving} serves"
-        if self.serving and found != self.serving:
+        if self.failed:
+            version, why = self.failed
+            what = f"version {version}" if version != self.serving else "the changed handler"
+            return f"{what} failed, {serves}: {why}" if self.serving else why
+        following = self.fresh or self.coming
+        if not self.serving or self.served is None or not following:
+            return ""
+        if following != self.serving or is_lowered_anew(self.served, self.settings):
             return f"another version is being prepared, {serves}"
-        if self.serving and self.settings_for(found).handler != self.settings.handler:
+        if self.served.handler != self.settings.handler:
             return f"another handler is being loaded, {serves}"
+        if self.served.isolation != self.settings.isolation:
+            return f"isolation: {self.settings.isolation} is being prepared, {serves}"
         return ""
 
-    def fail(self, version: int, reason: str) -> None:
-        if self.serving:
-            what = f"version {version}" if version != self.serving else "the changed handler"
-            reason = f"{what} failed, version {self.serving} serves: {reason}"
-        self.state, self.reason = "failed", reason
+    def take_over(self, tenant: TenantSettings) -> None:
+        """The served version goes with all of `tenant` from now on."""
+        self.served = tenant
 
     def drop_job(self) -> None:
         if self.job is not None:
             self.job.cancel()
-            self.job = None
+            self.job, self.coming = None, 0
 
 
 class WantedTenants(dict[str, Wanted]):

@@ -526,7 +526,7 @@ def test_a_capture_that_nobody_waits_for_is_not_taken_for_another(make, schedule
         made = await begin(make, app(tenant("b")))
         made._change(app(tenant("a"), tenant("b")))
         made._wanted["a"].job.cancel()  # it has its number, and no end
-        first = made._artifacts.next("a")
+        first = made._wanted["a"].coming
         made._change(app(tenant("b")))
         await reconcile(made)
         made._change(app(tenant("a", kwargs={"n": 2}), tenant("b")))
