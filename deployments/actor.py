@@ -9,8 +9,10 @@ adopts it. One that nobody asks for `health.orphan_timeout_ms` ends itself (docs
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +23,10 @@ from coissue.deployments.discovery import NAMESPACE, scheduler_name
 from coissue.deployments.run_dir import RunDir
 
 logger = logging.getLogger("coissue")
+
+
+class NotOwnerError(Exception):
+    """Another control replica has adopted the scheduler, or none has since it started."""
 
 
 @ray.remote(  # type: ignore[call-overload]  # Ray's types know the options of tasks only
@@ -35,8 +41,10 @@ class SchedulerActor:
         self._run_dir = RunDir(Path(run_dir))
         self._host = SchedulerHost(self._run_dir.read_settings(), run_dir, on_crash=_exit)
         self._host.start()
-        #: The control replica that may stop it: the last that adopted it.
+        #: The control replica that may change or stop it: the last that adopted it.
         self._owner = ""
+        #: Around every change, so that none of an earlier owner comes after the next one's look.
+        self._turn = threading.Lock()
         #: Seconds of this process since an owner was heard.
         self._idle_s = 0
         self._itself = ray.get_runtime_context().current_actor
@@ -52,7 +60,7 @@ class SchedulerActor:
         ray.kill(self._itself)
 
     def adopt(self, owner: str) -> str:
-        """From now on this owner may stop it. Returns the run folder."""
+        """From now on this owner alone may change or stop it. Returns the run folder."""
         self._owner = owner
         self._idle_s = 0
         return str(self._run_dir.path)
@@ -64,23 +72,38 @@ class SchedulerActor:
     def endpoint(self) -> Any:
         return self._host.endpoint
 
-    def attached(self) -> tuple[int, dict[str, tuple[int, dict[str, Any]]]]:
-        """(epoch of this process, what it serves). A new epoch has forgotten all."""
-        return self._host.epoch, self._host.attached()
+    def attached(self) -> tuple[int, str, dict[str, int]]:
+        """(epoch of this process, its owner, versions that it serves). A new epoch has forgotten
+        all."""
+        with self._turn:
+            return self._host.epoch, self._owner, self._host.attached()
 
-    def configure(self, settings: dict[str, Any], note: str) -> list[str]:
-        """Returns the keys that this process cannot take over."""
-        return self._host.configure(settings, note)
+    def describe_served(self) -> dict[str, tuple[int, dict[str, Any]]]:
+        """What it serves, in full: for the one that adopts it."""
+        with self._turn:
+            return self._host.describe_served()
 
-    def announce(self, tenant: dict[str, Any], state: str, reason: str) -> None:
-        self._host.announce(tenant, state, reason)
+    @contextlib.contextmanager
+    def _turn_of(self, owner: str) -> Iterator[None]:
+        with self._turn:
+            if owner != self._owner:
+                raise NotOwnerError("another control replica owns the scheduler")
+            yield
 
-    def attach(self, tenant: dict[str, Any], version: int, artifact: str) -> str:
+    def configure(self, owner: str, settings: dict[str, Any], note: str) -> list[str]:
+        """Returns the keys that this process cannot take over. This and the other changes raise
+        `NotOwnerError`."""
+        with self._turn_of(owner):
+            return self._host.configure(settings, note)
+
+    def announce(self, owner: str, tenant: dict[str, Any], state: str, reason: str) -> None:
+        with self._turn_of(owner):
+            self._host.announce(tenant, state, reason)
+
+    def attach(self, owner: str, tenant: dict[str, Any], version: int, artifact: str) -> str:
         """Bring a captured tenant to READY. Returns "" or the sentence that says why not."""
-        return self._host.attach(tenant, version, artifact)
-
-    def detach(self, name: str) -> None:
-        self._host.detach(name)
+        with self._turn_of(owner):
+            return self._host.attach(tenant, version, artifact)
 
     def set_policy(self, policy: str) -> None:
         self._host.set_policy(policy)

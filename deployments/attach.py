@@ -16,6 +16,7 @@ from typing import Any, Final, final
 import numpy as np
 
 from coissue.deployments.capture.artifact import Artifact, CaptureError, Reference, find_difference
+from coissue.deployments.changes import adjust_attached
 from coissue.deployments.channel.frames import PortInfo, TenantInfo
 from coissue.deployments.costs import Costs
 from coissue.deployments.executor import ServedProgram
@@ -122,13 +123,9 @@ class Attacher:
         return changed
 
     def adjust(self, tenant: TenantSettings, slo: SloClass) -> ServedProgram | None:
-        """The attached program under changed settings; None: nothing changed for it.
-
-        A changed model comes with a new version, and its handler with it."""
+        """The attached program under changed settings; None: nothing changed for it."""
         before = self._attached[tenant.name]
-        if tenant.model != before.settings.model:
-            kept = {"model": before.settings.model, "handler": before.settings.handler}
-            tenant = tenant.model_copy(update=kept)
+        tenant = adjust_attached(before.settings, tenant)
         if (tenant, slo) == (before.settings, before.slo):
             return None
         self._attached[tenant.name] = replace(before, settings=tenant, slo=slo)

@@ -45,7 +45,7 @@ class Artifacts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        #: The last number given to a version of each tenant, also of one that is gone.
+        #: The last number of a version of each tenant, also of one that is gone.
         self._last: dict[str, int] = {}
 
     def path(self, name: str, version: int) -> Path:
@@ -84,9 +84,12 @@ class Artifacts:
 
     def next(self, name: str) -> int:
         """Never given twice: a capture that nobody waits for any more may still be writing."""
-        last = max([self._last.get(name, 0), *self.versions(name)])
-        self._last[name] = last + 1
-        return last + 1
+        self._note_last(name)
+        self._last[name] += 1
+        return self._last[name]
+
+    def _note_last(self, name: str) -> None:
+        self._last[name] = max([self._last.get(name, 0), *self.versions(name)])
 
     def drop_others(self, names: Collection[str]) -> None:
         """Remove what was captured for tenants that are not among these."""
@@ -97,6 +100,7 @@ class Artifacts:
     def prune(self, name: str, keep: set[int]) -> None:
         """Remove the oldest of a tenant's versions but those to `keep`, which are in use, and the
         newest that were finished; all, if none is to be kept."""
+        self._note_last(name)
         versions = self.versions(name)
         finished = [v for v in versions if (self.path(name, v) / "meta.json").exists()]
         oldest = min(finished[:VERSIONS_KEPT], default=0) if keep else math.inf

@@ -35,10 +35,18 @@ def adjust(served: TenantSettings, now: TenantSettings) -> TenantSettings:
     return served.model_copy(update={key: getattr(now, key) for key in _ADJUSTED})
 
 
-def find_built_in(tenant: TenantSettings) -> dict[str, Any]:
+def adjust_attached(attached: TenantSettings, told: TenantSettings) -> TenantSettings:
+    """The attached program under the settings told: it stays what it is, whoever tells. A changed
+    model comes with a new version, and its handler with it."""
+    if told.model != attached.model:
+        return adjust(attached, told)
+    return told.model_copy(update=_find_built_in(attached))
+
+
+def _find_built_in(tenant: TenantSettings) -> dict[str, Any]:
     """The keys that are built into the attached program, though not into the captured one."""
     return {key: value for key, value in tenant if key not in (*_ADJUSTED, *PREPARED)}
 
 
 def is_lowered_anew(old: TenantSettings, new: TenantSettings) -> bool:
-    return find_built_in(old) != find_built_in(new)
+    return _find_built_in(old) != _find_built_in(new)

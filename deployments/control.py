@@ -20,7 +20,7 @@ from typing import Any, Final
 import ray
 from ray import serve
 
-from coissue.deployments.actor import find_scheduler, start_scheduler
+from coissue.deployments.actor import NotOwnerError, find_scheduler, start_scheduler
 from coissue.deployments.captures import Artifacts, Captures, TenantFailed
 from coissue.deployments.changes import PREPARED, is_lowered_anew
 from coissue.deployments.channel.frames import printable
@@ -29,7 +29,7 @@ from coissue.deployments.failures import Failures, find_deploy_error
 from coissue.deployments.run_dir import LOCK, RunDir, sweep_run_dirs
 from coissue.deployments.settings import AppSettings, HealthSettings, TenantSettings
 from coissue.deployments.trials import Trials
-from coissue.deployments.wanted import Attached, Wanted, WantedTenants
+from coissue.deployments.wanted import Served, Wanted, WantedTenants
 
 logger = logging.getLogger("coissue.control")
 RECONCILE_SECONDS: Final = 0.5
@@ -42,6 +42,8 @@ STOP_SECONDS: Final = 10
 ADOPT_SECONDS: Final = 60
 #: What a tenant's job depends on: another one begins when they change.
 JOB_KEYS: Final = (*PREPARED, "limits")
+#: A replica that is refused so many times in a row takes the scheduler back.
+REFUSALS_MAX: Final = 40
 #: A version that the scheduler did not survive attaching so many times is failed.
 ATTACH_TRIES: Final = 2
 
@@ -81,23 +83,20 @@ class Control:
 
     async def _begin(self, settings: AppSettings) -> None:
         """From nothing, or from what a control replica left behind that was killed."""
-        folder, attached = await self._adopt()
+        folder, served = await self._adopt()
         self._run_dir = RunDir(folder)
         sweep_run_dirs()
         self._artifacts = Artifacts(self._run_dir.path)
         self._captures = Captures(self._run_dir.path, settings.capture)
         self._trials = Trials(serve.get_replica_context().app_name)
         self._failures = Failures()
-        self._settings = self._run_dir.read_settings() if folder else settings
-        for name in self._wanted.adopt(self._settings.tenants, attached):
-            with contextlib.suppress(ray.exceptions.RayError):
-                await self._scheduler.detach.remote(name)
-        logger.info("control up adopted=%d", len(attached))
+        self._wanted.adopt(served)
+        logger.info("control up adopted=%d", len(served))
         self._change(settings, is_new=True)
         for loop in (self._reconcile_forever(), self._watch_forever()):
             self._loops.append(asyncio.ensure_future(loop))
 
-    async def _adopt(self) -> tuple[Path | None, Attached]:
+    async def _adopt(self) -> tuple[Path | None, Served]:
         """Take over the scheduler that runs: the run folder that it holds and what it serves."""
         self._scheduler = find_scheduler()
         if self._scheduler is None:
@@ -105,13 +104,13 @@ class Control:
         try:
             async with asyncio.timeout(ADOPT_SECONDS):
                 folder = Path(await ask_folder(self._scheduler, self._owner))
-                _, attached = await self._scheduler.attached.remote()
+                served: Served = await self._scheduler.describe_served.remote()
             (folder / LOCK).stat()  # it may be on another host, or swept
         except (ray.exceptions.RayError, TimeoutError, OSError) as error:
             logger.warning("scheduler cannot be adopted: %s", one_line(error))
             await self._end_scheduler(orderly=False)
             return None, {}
-        return folder, attached
+        return folder, served
 
     async def trouble(self) -> tuple[str, str]:
         """For `/status`: why there is no scheduler, and why Serve's newest config does not run."""
@@ -130,8 +129,7 @@ class Control:
         self._settings = settings
         self._captures.settings = settings.capture
         self._untold = True
-        for name in self._wanted.keep_only({tenant.name for tenant in settings.tenants}):
-            self._failures.hide(name)
+        self._wanted.keep_only({tenant.name for tenant in settings.tenants})
         for tenant in settings.tenants:
             wanted, was_there = self._wanted.bring(tenant)
             old, wanted.settings = wanted.settings, tenant
@@ -140,7 +138,7 @@ class Control:
         self._note_served()
 
     def _note_served(self) -> AppSettings:
-        """What the scheduler is told, also for a control replica or a scheduler to come."""
+        """What the scheduler is told, also when Ray starts it anew."""
         tenants = tuple(wanted.settings_for(wanted.serving) for wanted in self._wanted.values())
         told = self._settings.model_copy(update={"tenants": tenants})
         self._held_dir.write_settings(told)
@@ -178,40 +176,31 @@ class Control:
                 wanted.take_over(tenant)
                 self._untold = True
         except* Exception as failed:
-            await self._fail(wanted, version, say_why(failed.exceptions[0]))
+            self._fail(wanted, version, say_why(failed.exceptions[0]))
         finally:
             if wanted.job is asyncio.current_task():
                 wanted.job, wanted.coming = None, 0
             if not any(other.job for other in self._wanted.values()):
                 self._captures.stop()
 
-    async def _fail(self, wanted: Wanted, version: int, reason: str) -> None:
+    def _fail(self, wanted: Wanted, version: int, reason: str) -> None:
         wanted.failed = version, printable(reason)
         logger.error("tenant=%s failed reason=%s", wanted.settings.name, wanted.reason)
-        with contextlib.suppress(ray.exceptions.RayError):
-            await self._publish(wanted)
-
-    async def _publish(self, wanted: Wanted) -> None:
-        """Why something else is served, or nothing: into `serve status` and to the scheduler."""
-        name = wanted.settings.name
-        if wanted.failed:
-            self._failures.show(name, wanted.reason)
-        else:
-            self._failures.hide(name)
-        if self._scheduler is not None and wanted.told != wanted.reason:
-            wanted.told = wanted.reason
-            state = "failed" if wanted.failed else "loading"  # what it serves stays ready
-            told = wanted.settings.model_dump()
-            await self._scheduler.announce.remote(told, state, wanted.reason)
 
     # --- what the scheduler has ----------------------------------------------------------------
 
     async def _reconcile_forever(self) -> None:
+        refused = 0
         while True:
             pause_s = RECONCILE_SECONDS
             try:
                 await self._reconcile()
-                self._trouble = ""
+                self._trouble, refused = "", 0
+            except NotOwnerError as error:  # it started anew, or Serve replaces this replica
+                logger.warning("nothing was changed: %s", one_line(error))
+                refused += 1
+                if refused % REFUSALS_MAX == 0:  # it is not ended: the other must be gone
+                    self._epoch = 0
             except ray.exceptions.RayError as error:
                 logger.warning("scheduler not reachable: %s", one_line(error))
                 self._scheduler = None
@@ -225,41 +214,57 @@ class Control:
     async def _reconcile(self) -> None:
         if self._scheduler is None:
             self._scheduler = start_scheduler(str(self._held_dir.path))
-        epoch, attached = await self._scheduler.attached.remote()
+        epoch, owner, attached = await self._scheduler.attached.remote()
         if epoch != self._epoch:
             await self._scheduler.adopt.remote(self._owner)
             for wanted in self._wanted.values():
                 wanted.told = "" if self._epoch else None
             self._epoch, self._untold = epoch, True
+        elif owner != self._owner:
+            raise NotOwnerError("another control replica owns the scheduler")
+        self._untold |= not self._wanted.note_attached(attached)
+        if any(name in attached and not one.serving for name, one in self._wanted.items()):
+            self._wanted.learn(await self._scheduler.describe_served.remote())
         if self._untold:
             self._untold = False
             if keys := await self._tell():
                 await self._restart(keys)
                 return
+        await self._tell_reasons()
         for name, wanted in list(self._wanted.items()):
             if self._untold:
                 return  # the settings changed meanwhile
-            has = attached.get(name, (0, {}))
+            has = attached.get(name, 0)
             # What was served before comes first, when nothing of it is left.
-            version = (wanted.fresh if has[0] else 0) or wanted.serving or wanted.fresh
-            if version and not wanted.is_attached(version, has):
+            version = (wanted.fresh if has else 0) or wanted.serving or wanted.fresh
+            if version and not version == has == wanted.serving:
                 await self._attach(wanted, version)
+                await self._tell_reasons()
+
+    async def _tell_reasons(self) -> None:
+        """Why something else is served, or nothing: to the scheduler, and who failed to Serve."""
+        for name, wanted in list(self._wanted.items()):
+            if wanted.told != wanted.reason and self._wanted.get(name) is wanted:
+                wanted.told = wanted.reason
+                state = "failed" if wanted.failed else "loading"  # what it serves stays ready
+                told = wanted.settings.model_dump()
+                await self._scheduler.announce.remote(self._owner, told, state, wanted.reason)
+        failed = {name: wanted.reason for name, wanted in self._wanted.items() if wanted.failed}
+        self._failures.show(failed)
 
     async def _tell(self) -> list[str]:
         """The keys that this scheduler cannot take over."""
-        settings, gone = self._note_served(), self._wanted.list_leaving()
+        told = self._note_served().model_dump(mode="json")
         try:
-            told = settings.model_dump(mode="json")
-            keys: list[str] = await self._scheduler.configure.remote(told, self._note)
-            self._wanted.forget(gone)
+            keys: list[str] = await self._scheduler.configure.remote(self._owner, told, self._note)
+        except NotOwnerError:
+            raise
         except ray.exceptions.RayTaskError as bug:  # it lives: no reason to keep tenants away
             logger.error("the scheduler refuses the settings: %s", one_line(bug))
             keys = []
         except ray.exceptions.RayError:
             self._untold = True
             raise
-        for wanted in list(self._wanted.values()):
-            await self._publish(wanted)
         self._artifacts.drop_others(self._wanted.keys())
         return keys
 
@@ -274,8 +279,11 @@ class Control:
             folder = self._artifacts.path(tenant.name, version)
             try:
                 error = await self._scheduler.attach.remote(
-                    tenant.model_dump(), version, str(folder)
+                    self._owner, tenant.model_dump(), version, str(folder)
                 )
+            except NotOwnerError:
+                del wanted.tries[version]
+                raise
             except ray.exceptions.RayTaskError as bug:
                 error = f"attach failed: {type(bug.cause).__name__}: {bug.cause}"
         del wanted.tries[version]
@@ -290,14 +298,12 @@ class Control:
         is_served = wanted.is_settled and self._artifacts.serves(wanted.settings, wanted.serving)
         if not (is_served or wanted.fresh or wanted.job or wanted.failed):
             if error:
-                await self._fail(wanted, version, error)
+                self._fail(wanted, version, error)
                 return
             self._plan(wanted, wanted.settings, is_current=False)
         elif error:
             logger.warning("tenant=%s version=%d is not wanted: %s", tenant.name, version, error)
-        self._note_served()
         self._artifacts.prune(tenant.name, {wanted.serving, wanted.fresh, wanted.coming})
-        await self._publish(wanted)
 
     async def _restart(self, keys: list[str]) -> None:
         self._note = f"{', '.join(keys)} changed, which needs a restart: the scheduler restarted"

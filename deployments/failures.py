@@ -42,19 +42,27 @@ class FailedTenant:
 
 @final
 class Failures:
-    """Shows and hides in the background, one after the other; a Serve that refuses is logged."""
+    """Shows them in the background, one after the other; a Serve that refuses is logged."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="failures")
+        #: Tenant -> the reason, as asked for last.
+        self._asked: dict[str, str] = {}
         #: Tenant -> the reason shown; empty: what an earlier control showed. The thread's.
         self._shown: dict[str, str] = {}
         self._later(self._look)  # what an earlier control showed
 
-    def show(self, name: str, reason: str) -> None:
-        self._later(self._show, name, reason)
+    def show(self, reasons: dict[str, str]) -> None:
+        """These tenants failed, for these reasons, and no others."""
+        if reasons != self._asked:
+            self._asked = reasons
+            self._later(self._show_only, reasons)
 
-    def hide(self, name: str) -> None:
-        self._later(self._hide, name)
+    def _show_only(self, reasons: dict[str, str]) -> None:
+        for name in self._shown.keys() - reasons.keys():
+            self._try(self._hide, name)
+        for name, reason in reasons.items():
+            self._try(self._show, name, reason)
 
     def _later(self, function: Callable[..., None], *args: Any) -> None:
         self._thread.submit(self._try, function, *args)

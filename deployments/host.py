@@ -25,7 +25,7 @@ from wsgiref.simple_server import WSGIServer
 import uvloop
 
 from coissue.deployments.attach import Attacher, AttachError, describe_tenant
-from coissue.deployments.changes import find_built_in, list_restart_keys
+from coissue.deployments.changes import list_restart_keys
 from coissue.deployments.channel.frames import Endpoint, Refused, TenantInfo, Times
 from coissue.deployments.channel.server import ChannelServer
 from coissue.deployments.costs import Costs
@@ -177,11 +177,16 @@ class SchedulerHost:
 
     # --- control -------------------------------------------------------------------------------
 
-    def attached(self) -> dict[str, tuple[int, dict[str, Any]]]:
-        """Version and what is built into it of each tenant served, once no attach is under way."""
+    def attached(self) -> dict[str, int]:
+        """Version of each tenant served, once no attach is under way."""
+        with self._attaching:
+            return {name: program.version for name, program in self._programs.items()}
+
+    def describe_served(self) -> dict[str, tuple[int, dict[str, Any]]]:
+        """Version of each tenant and all settings that it is served under, for a new owner."""
         with self._attaching:
             return {
-                name: (program.version, find_built_in(self.attacher.settings(name)))
+                name: (program.version, self.attacher.settings(name).model_dump())
                 for name, program in self._programs.items()
             }
 

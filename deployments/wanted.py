@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coissue.deployments.changes import adjust, find_built_in, is_lowered_anew
+from coissue.deployments.changes import adjust, is_lowered_anew
 from coissue.deployments.settings import TenantSettings
 
-#: Tenant -> version served, and what is built into it.
-Attached = Mapping[str, tuple[int, dict[str, Any]]]
+#: Tenant -> version served, and the settings that it is served under.
+Served = Mapping[str, tuple[int, dict[str, Any]]]
 
 
 @dataclass(slots=True)
@@ -42,13 +42,6 @@ class Wanted:
         """Those of now; but what serves keeps what it came with until another can replace it."""
         old, now = self.served, self.settings
         return now if version != self.serving or old is None else adjust(old, now)
-
-    def is_attached(self, version: int, attached: tuple[int, dict[str, Any]]) -> bool:
-        """Whether the scheduler serves that version, as this one believes: an attach of a control
-        replica that died may end later."""
-        have, built_in = attached
-        is_known = self.served is None or built_in == find_built_in(self.served)
-        return version == have == self.serving and is_known
 
     @property
     def is_settled(self) -> bool:
@@ -90,29 +83,30 @@ class Wanted:
 
 
 class WantedTenants(dict[str, Wanted]):
-    """Those of the settings, by name. One that went is kept until the scheduler was told: until
-    then it is served, and if it comes back before, that is a change like any other."""
+    """Those of the settings, by name. One that went is kept for as long as the scheduler serves
+    it: if it comes back before, that is a change like any other."""
 
     def __init__(self) -> None:
         super().__init__()
         self._leaving: dict[str, Wanted] = {}
 
-    def adopt(self, tenants: Sequence[TenantSettings], attached: Attached) -> set[str]:
-        """From the settings that a scheduler was to be told last and what it serves; the names of
-        those that it serves and was to drop."""
-        for tenant in tenants:
-            version, built_in = attached.get(tenant.name, (0, {}))
-            served = tenant.model_copy(update=built_in)
-            self[tenant.name] = Wanted(served, serving=version, served=served)
-        return attached.keys() - self.keys()
+    def adopt(self, served: Served) -> None:
+        """From what a scheduler serves that is there already."""
+        self.update({n: Wanted(TenantSettings.model_validate(u)) for n, (_, u) in served.items()})
+        self.learn(served)
 
-    def keep_only(self, names: Collection[str]) -> list[str]:
-        """The names of those that went."""
-        gone = [name for name in self if name not in names]
-        for name in gone:
+    def learn(self, served: Served) -> None:
+        """What the scheduler serves of tenants that nothing was known to serve: of an attach whose
+        answer was lost, or by another control replica."""
+        for name, wanted in self.items():
+            version, under = served.get(name, (0, {}))
+            if version and not wanted.serving and wanted.fresh != version:
+                wanted.serving, wanted.served = version, TenantSettings.model_validate(under)
+
+    def keep_only(self, names: Collection[str]) -> None:
+        for name in self.keys() - names:
             self._leaving[name] = self.pop(name)
             self._leaving[name].drop_job()
-        return gone
 
     def bring(self, tenant: TenantSettings) -> tuple[Wanted, bool]:
         """The tenant's state, and whether it was there all the time."""
@@ -121,10 +115,7 @@ class WantedTenants(dict[str, Wanted]):
             self[tenant.name] = self._leaving.pop(tenant.name, Wanted(tenant))
         return self[tenant.name], was_there
 
-    def list_leaving(self) -> list[Wanted]:
-        return list(self._leaving.values())
-
-    def forget(self, gone: Collection[Wanted]) -> None:
-        """The scheduler was told that these went."""
-        kept = {name: one for name, one in self._leaving.items() if not any(one is g for g in gone)}
-        self._leaving = kept
+    def note_attached(self, names: Collection[str]) -> bool:
+        """The scheduler serves these now, no others; False: it has to be told that some went."""
+        self._leaving = {name: one for name, one in self._leaving.items() if name in names}
+        return all(name in self for name in names)

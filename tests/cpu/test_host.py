@@ -336,7 +336,8 @@ def test_new_version_takes_over_and_detach_frees_the_weights(host, artifacts):
 
     before = run(ask())
     assert host.attach(by_name["mlp-a"].model_dump(), 2, str(artifacts / "mlp-b")) == ""
-    assert host.attached()["mlp-a"] == (2, {"name": "mlp-a", "exact": False})
+    assert host.attached()["mlp-a"] == 2
+    assert host.describe_served()["mlp-a"] == (2, by_name["mlp-a"].model_dump())
     with torch.inference_mode():
         want = eager("mlp-b")[0](torch.ones(1, 8))
     after = run(ask())

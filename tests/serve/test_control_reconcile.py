@@ -4,202 +4,20 @@ cluster: only Ray's errors are real."""
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
-import warnings
 from random import Random
 
 import pytest
+import ray.exceptions
+from fake_control import Owned, app, begin, leave, make, reconcile, scheduler, tenant
 
-from coissue.deployments.captures import Artifacts, TenantFailed
-from coissue.deployments.changes import find_built_in, is_lowered_anew, list_restart_keys
-from coissue.deployments.run_dir import RunDir
+from coissue.deployments import control
+from coissue.deployments.actor import NotOwnerError
+from coissue.deployments.captures import Artifacts
+from coissue.deployments.changes import is_lowered_anew, list_restart_keys
 from coissue.deployments.settings import AppSettings, TenantSettings
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of importing Ray
-    import ray.exceptions
-
-    from coissue.deployments import control
-
-
-class Remote:
-    """`method.remote(...)` of an actor handle."""
-
-    def __init__(self, function):
-        self._function = function
-
-    async def remote(self, *args):
-        return self._function(*args)
-
-
-class Scheduler:
-    """Dies attaching `deadly`, raises for `buggy`, refuses `wrong`; remembers what it was told."""
-
-    def __init__(self):
-        self.tries, self.told, self.served, self.settings = [], {}, {}, None
-        #: What each tenant was last told with; of what is built in, what it was attached with.
-        self.kept = {}
-        self.epoch = 1
-        for name in ("attached", "attach", "announce", "adopt", "configure", "detach"):
-            setattr(self, name, Remote(getattr(self, "_" + name)))
-
-    def _attached(self):
-        kept = {name: self.kept.get(name, tenant(name)) for name in self.served}
-        return self.epoch, {
-            name: (version, find_built_in(TenantSettings.model_validate(kept[name])))
-            for name, version in self.served.items()
-        }
-
-    def _adopt(self, owner):
-        return "/x"
-
-    def _configure(self, settings, note):
-        AppSettings.model_validate(settings)  # as the real one
-        self.settings = settings
-        tenants = {tenant["name"]: tenant for tenant in settings["tenants"]}
-        names = list(tenants)
-        for name in self.served.keys() - tenants.keys():
-            self._detach(name)
-        for name in self.served:
-            before = self.kept.get(name, tenants[name])
-            tenants[name] = tenants[name] | {"exact": before["exact"]}
-        self.kept |= tenants
-        self.told |= {name: ("loading", "") for name in names if name not in self.told}
-        return []
-
-    def _detach(self, name):
-        del self.served[name]
-        self.told.pop(name, None)
-
-    def _announce(self, tenant, state, reason):
-        self.told[tenant["name"]] = (state, reason)
-
-    def _attach(self, tenant, version, artifact):
-        name = tenant["name"]
-        self.tries.append(name)
-        if name == "deadly" or "deadly" in tenant["model"]["kwargs"]:
-            self.epoch += 1
-            self.served, self.told = {}, {}
-            raise ray.exceptions.RayActorError
-        if name == "buggy":
-            raise ray.exceptions.RayTaskError("attach", "a traceback", KeyError("lost"))
-        if name == "wrong":
-            return "reference 0: output 'y' differs"
-        self.served[name], self.kept[name] = version, tenant
-        self.told[name] = ("ready", "")
-        return ""
-
-
-class Failures:
-    def __init__(self):
-        self.shown = {}
-
-    def show(self, name, reason):
-        self.shown[name] = reason
-
-    def hide(self, name):
-        self.shown.pop(name, None)
-
-
-class Captures:
-    """Leaves what a capture leaves; models with `broken` in their arguments cannot be captured."""
-
-    def __init__(self, folder):
-        self.folder, self.jobs = folder, []
-
-    async def capture(self, tenant, version):
-        await asyncio.sleep(0)
-        self.jobs.append((tenant.name, version))
-        if "broken" in tenant.model.kwargs:
-            raise TenantFailed("no such op")
-        leave(self.folder, tenant, version)
-
-    def stop(self):
-        pass
-
-
-class Trials:
-    """Handlers of tenants' own `bad` classes cannot be loaded."""
-
-    async def prove(self, tenant, seconds):
-        await asyncio.sleep(0)
-        if tenant.handler and "bad" in tenant.handler.use:
-            raise TenantFailed("no such class")
-        if tenant.handler and "bug" in tenant.handler.use:
-            raise KeyError("lost")
-
-
-def leave(folder, tenant, version, inputs=None):
-    made = folder / f"{tenant.name}-{version}"
-    made.mkdir(exist_ok=True)
-    meta = {
-        "source": tenant.model.model_dump(exclude_none=True),
-        "limits": tenant.limits.model_dump(),
-        "inputs": inputs or {},
-    }
-    (made / "meta.json").write_text(json.dumps(meta))
-
-
-def tenant(name, **fields):
-    kwargs = fields.pop("kwargs", {})
-    return {"name": name, "model": {"factory": "m:f", "kwargs": kwargs}, "slo": "fast", **fields}
-
-
-def app(*tenants, **parts):
-    classes = {"fast": {"deadline_ms": 10}, "batch": {"deadline_ms": 99}}
-    return AppSettings.model_validate({"slo_classes": classes, "tenants": tenants, **parts})
-
-
-@pytest.fixture
-def scheduler(monkeypatch):
-    fake = Scheduler()
-    monkeypatch.setattr(control, "start_scheduler", lambda run_dir: fake)
-    monkeypatch.setattr(control, "find_scheduler", lambda: None)
-    return fake
-
-
-@pytest.fixture
-def make(tmp_path, scheduler):
-    """A control replica without Serve; call it inside of a running loop."""
-    # The destructor is for a whole replica.
-    bare = type("Bare", (control.Control.func_or_class,), {"__del__": lambda self: None})
-
-    async def make(settings, attached=None):
-        made = object.__new__(bare)
-        await made.__init__()
-        made._run_dir, made._settings = RunDir(), settings
-        made._captures = Captures(made._run_dir.path)
-        made._artifacts = Artifacts(made._run_dir.path)
-        made._failures, made._trials = Failures(), Trials()
-        made._wanted.adopt(settings.tenants, attached or {})
-        folders.append(made._run_dir)
-        return made
-
-    folders = []
-    yield make
-    for folder in folders:
-        folder.remove()
-
-
-async def reconcile(made, times=10):
-    """As `_reconcile_forever`, without the pauses."""
-    for _ in range(times):
-        jobs = [wanted.job for wanted in made._wanted.values() if wanted.job]
-        await asyncio.gather(*jobs, return_exceptions=True)
-        try:
-            await made._reconcile()
-        except ray.exceptions.RayError:
-            made._scheduler = None
-    return {name: (wanted.state, wanted.reason) for name, wanted in made._wanted.items()}
-
-
-async def begin(make, settings):
-    """A control replica with all of these tenants served."""
-    made = await make(settings)
-    made._change(settings, is_new=True)
-    await reconcile(made)
-    return made
+__all__ = ("make", "scheduler")  # fixtures
 
 
 def start(make, *names):
@@ -226,7 +44,7 @@ def test_settings_that_the_scheduler_refuses_keep_no_tenant_away(make, scheduler
     def refuse(settings, note):
         raise ray.exceptions.RayTaskError("configure", "a traceback", ValueError("no"))
 
-    scheduler.configure = Remote(refuse)
+    scheduler.configure = Owned(refuse)
     _, states = start(make, "a", "b")
     assert states == {"a": ("ready", ""), "b": ("ready", "")}
     assert scheduler.tries == ["a", "b"]
@@ -411,7 +229,7 @@ def test_any_change_leaves_the_others_served_and_the_last_good_one_is_what_is_se
                 scheduler.epoch, scheduler.served, scheduler.told = step + 10, {}, {}
             if dies == "control":  # another one takes over
                 settings = made._held_dir.read_settings()
-                other = await make(settings, scheduler._attached()[1])
+                other = await make(settings, scheduler._describe_served())
                 for made_before in made._held_dir.path.iterdir():
                     if made_before.is_dir():
                         shutil.copytree(made_before, other._held_dir.path / made_before.name)
@@ -457,7 +275,7 @@ def test_control_that_finds_its_tenants_attached_touches_none_whose_files_are_as
         settings = app(tenant("a"), tenant("b"), tenant("c"))
         a, b, c = settings.tenants
         scheduler.served = {"a": 4, "b": 2}
-        made = await make(settings, scheduler._attached()[1])
+        made = await make(settings, scheduler._describe_served())
         leave(made._run_dir.path, a, 4, {str(file): stamp})
         leave(made._run_dir.path, b, 2, {str(file): (2, 2)})
         leave(made._run_dir.path, c, 3, {str(file): stamp})
@@ -474,7 +292,7 @@ def test_control_takes_back_what_the_one_before_it_said(make, scheduler):
     async def main():
         settings = app(tenant("a"))
         scheduler.served, scheduler.told = {"a": 4}, {"a": ("ready", "version 5 failed")}
-        made = await make(settings, scheduler._attached()[1])
+        made = await make(settings, scheduler._describe_served())
         leave(made._run_dir.path, settings.tenants[0], 4)
         made._change(settings, is_new=True)
         await reconcile(made)
@@ -540,11 +358,22 @@ def test_a_capture_that_nobody_waits_for_is_not_taken_for_another(make, schedule
 
 def test_what_went_while_control_died_is_detached_by_the_next(make, scheduler):
     async def main():
-        made = await begin(make, app(tenant("a"), tenant("b")))
-        made._change(app(tenant("b")))  # and dies
-        left = made._held_dir.read_settings().tenants
-        gone = control.WantedTenants().adopt(left, {"a": (1, {})})
-        assert gone == {"a"}
+        made = await begin(make, app(tenant("a"), tenant("b")))  # and dies
+        other = await make(app(tenant("b")), scheduler._describe_served())
+        shutil.copytree(made._run_dir.path, other._run_dir.path, dirs_exist_ok=True)
+        other._change(app(tenant("b")), is_new=True)
+        await reconcile(other)
+        assert scheduler.served == {"b": 1}
+
+    asyncio.run(main())
+
+
+def test_what_an_attach_leaves_that_was_lost_is_detached(make, scheduler):
+    async def main():
+        made = await begin(make, app(tenant("a")))
+        scheduler._attach(TenantSettings.model_validate(tenant("b")).model_dump(), 1, "")
+        await reconcile(made, 2)
+        assert scheduler.served == {"a": 1}
 
     asyncio.run(main())
 
@@ -562,22 +391,18 @@ def test_another_change_before_the_version_with_what_is_built_in_is_attached(mak
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
-    ("late", "version"), [(tenant("a", exact=True), 1), (tenant("a", kwargs={"n": 2}), 2)]
-)
-def test_an_attach_of_a_control_that_died_may_end_later(make, scheduler, late, version):
-    """What this one wants is attached again, whatever the scheduler was told last."""
+def test_an_attach_that_was_lost_may_end_later(make, scheduler):
+    """What control wants is attached again, whatever the scheduler was told last."""
 
     async def main():
         made = await begin(make, app(tenant("a")))
-        leave(made._run_dir.path, app(late).tenants[0], version)
-        scheduler._attach(TenantSettings.model_validate(late).model_dump(), version, "")
+        late = app(tenant("a", kwargs={"n": 2}))
+        leave(made._run_dir.path, late.tenants[0], 2)
+        scheduler._attach(late.tenants[0].model_dump(), 2, "")
         await reconcile(made)
         assert scheduler.served == {"a": 1}
-        assert not scheduler.kept["a"]["exact"]
-        made._change(app(late))
+        made._change(late)
         await reconcile(made)
-        assert scheduler.kept["a"]["exact"] == ("exact" in late)
         assert made._wanted["a"].serving == scheduler.served["a"] == 2
 
     asyncio.run(main())
@@ -594,7 +419,7 @@ def test_control_dies_while_an_attach_is_under_way_that_its_last_settings_took_b
         scheduler._attach(TenantSettings.model_validate(tenant("a")).model_dump(), 2, "")
         settings = made._held_dir.read_settings()
         assert settings.tenants[0].exact
-        other = await make(settings, scheduler._attached()[1])
+        other = await make(settings, scheduler._describe_served())
         leave(other._run_dir.path, settings.tenants[0], 2)
         other._change(app(tenant("a", exact=True)), is_new=True)
         assert (await reconcile(other))["a"] == ("ready", "")
@@ -638,11 +463,11 @@ def test_settings_that_change_during_the_first_attach_are_told_to_be_prepared(
         whole = scheduler._attach
 
         def attach(*given):
-            scheduler.attach = Remote(whole)
+            scheduler.attach = Owned(whole)
             made._change(app(tenant("a", exact=True)))
             return "it does not fit" if fails else whole(*given)
 
-        scheduler.attach = Remote(attach)
+        scheduler.attach = Owned(attach)
         await made._reconcile()
         said = "" if fails else "another version is being prepared, version 1 serves"
         assert (made._wanted["a"].state, made._wanted["a"].reason) == (
@@ -669,8 +494,8 @@ def test_what_was_taken_back_may_fail_unseen(make, scheduler):
         await made._wanted["a"].job
 
         class Slow:
-            async def remote(self, *given):
-                scheduler.attach = Remote(whole)
+            async def remote(self, owner, *given):
+                scheduler.attach = Owned(whole)
                 made._change(app(tenant("a")))
                 await made._wanted["a"].job
                 return "it does not fit"
@@ -703,13 +528,13 @@ def test_what_is_built_in_changes_while_a_version_is_attached(make, scheduler, g
         whole = scheduler._attach
 
         def attach(*given):
-            scheduler.attach = Remote(whole)
+            scheduler.attach = Owned(whole)
             if goes:
                 made._change(app(tenant("b")))
             made._change(app(tenant("a", kwargs={"n": 2}, exact=True), tenant("b")))
             return whole(*given)
 
-        scheduler.attach = Remote(attach)
+        scheduler.attach = Owned(attach)
         made._change(app(tenant("a", kwargs={"n": 2}), tenant("b")))
         assert (await reconcile(made))["a"] == ("ready", "")
         assert scheduler.kept["a"]["exact"]
@@ -725,11 +550,11 @@ def test_settings_that_change_while_a_version_is_attached(make, scheduler):
         whole = scheduler._attach
 
         def attach(*given):
-            scheduler.attach = Remote(whole)
+            scheduler.attach = Owned(whole)
             made._change(app(tenant("a")))  # back, while the second version comes
             return whole(*given)
 
-        scheduler.attach = Remote(attach)
+        scheduler.attach = Owned(attach)
         made._change(app(tenant("a", kwargs={"n": 2})))
         await reconcile(made)
         assert scheduler.served == {"a": 1}
@@ -787,3 +612,117 @@ def test_a_scheduler_is_given_up_after_so_many_missed_answers_in_a_row():
         assert await watch.ping(scheduler, health) == "no first answer in 1000 ms"
 
     asyncio.run(main())
+
+
+class During:
+    """An attach in the middle of which `event` happens, once."""
+
+    def __init__(self, scheduler, event):
+        self._scheduler, self._event, self._whole = scheduler, event, scheduler.attach
+
+    async def remote(self, *given):
+        self._scheduler.attach = self._whole
+        await self._event()
+        return await self._whole.remote(*given)
+
+
+def test_settings_that_change_between_two_attaches_are_told_first(make, scheduler):
+    """A new scheduler gets everything anew; an SLO class that came meanwhile it does not know."""
+
+    async def main():
+        made = await begin(make, app(tenant("a"), tenant("b")))
+        scheduler.epoch, scheduler.served, scheduler.told = 5, {}, {}
+        classes = {"fast": {"deadline_ms": 10}, "new": {"deadline_ms": 20}}
+
+        async def change():
+            made._change(app(tenant("a"), tenant("b", slo="new"), slo_classes=classes))
+
+        scheduler.attach = During(scheduler, change)
+        await made._reconcile()
+        assert scheduler.served == {"a": 1}
+        assert await reconcile(made) == {"a": ("ready", ""), "b": ("ready", "")}
+        assert scheduler.kept["b"]["slo"] == "new"
+
+    asyncio.run(main())
+
+
+def test_nothing_is_prepared_for_a_tenant_that_went_while_it_was_attached(make, scheduler):
+    async def main():
+        made = await make(app(tenant("a"), tenant("b")))
+        made._change(app(tenant("a"), tenant("b")), is_new=True)
+        went = made._wanted["a"]
+        await asyncio.gather(*(wanted.job for wanted in made._wanted.values()))
+
+        async def go():
+            made._change(app(tenant("a", exact=True), tenant("b")))
+            made._change(app(tenant("b")))
+
+        scheduler.attach = During(scheduler, go)
+        await made._reconcile()
+        assert went.job is None
+        assert await reconcile(made) == {"b": ("ready", "")}
+        assert scheduler.served == {"b": 1}
+
+    asyncio.run(main())
+
+
+def test_a_first_attach_that_ends_before_the_job_that_found_the_same_version(make, scheduler):
+    async def main():
+        made = await make(app(tenant("a")))
+        made._change(app(tenant("a")), is_new=True)
+        await made._wanted["a"].job
+
+        async def change():
+            made._change(app(tenant("a", exact=True)))
+            made._change(app(tenant("a", exact=True, limits={"rows": 8})))
+
+        scheduler.attach = During(scheduler, change)
+        await made._reconcile()
+        wanted = made._wanted["a"]
+        assert (wanted.serving, wanted.coming) == (1, 1)
+        await wanted.job
+        assert (wanted.state, wanted.reason) == (
+            "ready",
+            "another version is being prepared, version 1 serves",
+        )
+        assert (await reconcile(made))["a"] == ("ready", "")
+        assert scheduler.kept["a"]["exact"]
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_attached_again_is_tried_once(make, scheduler):
+    async def main():
+        made = await begin(make, app(tenant("a")))
+        scheduler.epoch, scheduler.served, scheduler.told = 5, {}, {}
+        whole, scheduler.attach = scheduler.attach, Owned(lambda *given: "it does not fit")
+        assert (await reconcile(made))["a"] == ("failed", "it does not fit")
+        scheduler.attach = whole
+        await reconcile(made)
+        assert not scheduler.served
+
+    asyncio.run(main())
+
+
+def test_a_control_replica_that_is_not_the_owner_changes_nothing(make, scheduler):
+    async def main():
+        made = await begin(make, app(tenant("a")))
+        scheduler.owner = "another"
+        made._change(app(tenant("a", share=2.0)))
+        with pytest.raises(NotOwnerError):
+            await made._reconcile()
+        assert scheduler.kept["a"]["share"] == 1.0
+        made._epoch = 0  # as after many refusals
+        await reconcile(made)
+        assert scheduler.kept["a"]["share"] == 2.0
+
+    asyncio.run(main())
+
+
+def test_the_number_of_a_version_that_was_removed_is_not_given_again(tmp_path):
+    """Also by a control replica that found it there and did not give it."""
+    leave(tmp_path, app(tenant("a")).tenants[0], 4)
+    found = Artifacts(tmp_path)
+    found.drop_others([])
+    assert not list(tmp_path.iterdir())
+    assert (found.next("a"), found.next("a"), found.next("b")) == (5, 6, 1)

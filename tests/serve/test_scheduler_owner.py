@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import ray, sys, time
-from coissue.deployments.actor import find_scheduler, start_scheduler
+from coissue.deployments.actor import NotOwnerError, find_scheduler, start_scheduler
 from coissue.deployments.run_dir import RunDir
 from coissue.deployments.settings import AppSettings
 
@@ -24,11 +24,18 @@ scheduler = start_scheduler(str(folder.path))
 assert ray.get(scheduler.adopt.remote("first")) == str(folder.path)
 assert ray.get(scheduler.adopt.remote("second")) == str(folder.path)
 assert ray.get(scheduler.stop.remote("first", True)) is False
+changed = settings.model_dump(mode="json")
+assert ray.get(scheduler.configure.remote("second", changed, "")) == []
+try:
+    ray.get(scheduler.configure.remote("first", changed, ""))
+    raise AssertionError("the first owner changed it")
+except NotOwnerError:
+    pass
 for _ in range(6):  # longer than an orphan lives
     assert ray.get(scheduler.ping.remote(5.0)) > 0
     time.sleep(1)
-epoch, attached = ray.get(scheduler.attached.remote())
-assert epoch and attached == {}
+epoch, owner, attached = ray.get(scheduler.attached.remote())
+assert epoch and owner == "second" and attached == {}
 heard = time.monotonic()
 while find_scheduler() is not None:
     assert time.monotonic() < heard + 60
