@@ -156,7 +156,7 @@ class Clock:
 
 def timed_choice(step: stitched.Step, clock: Clock) -> stitched.Step:
     """A choice of forms whose generated functions, or whose steps of the op table, are timed."""
-    if not isinstance(step, stitched.Choice):
+    if not isinstance(step, stitched.Choice) or not isinstance(step._native, stitched.NativeRun):
         return step
     made = copy.copy(step)
     made._native = copy.copy(step._native)

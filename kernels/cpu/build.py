@@ -15,9 +15,11 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -26,6 +28,7 @@ from coissue.kernels.cpu.native import (
     Call,
     NativeError,
     Order,
+    Recurrence,
     Run,
     Scratch,
     compile_source,
@@ -40,8 +43,11 @@ from coissue.kernels.stitch.emit import emit
 from coissue.kernels.stitch.graph import Graph, Kind
 from coissue.kernels.stitch.lower import lower
 from coissue.kernels.stitch.plan import StitchPlan
+from coissue.kernels.stitch.recurrence import can_render, render_recurrence
 from coissue.kernels.stitch.runs import find_runs
 from coissue.kernels.stitch.search import plan
+
+_Made = TypeVar("_Made")
 
 
 class Unsuited(Exception):
@@ -58,17 +64,40 @@ NICENESS = 19
 
 def build(order: Order) -> Build:
     """Every run that can be built, and in words why others cannot."""
-    runs, failures = [], []
-    for run in find_runs(order.lowered, without_folds(order.lowered, order.kernel)):
+    lowered, kernel = order.lowered, order.kernel
+    failures: list[str] = []
+
+    def tried(make: Callable[[], _Made]) -> list[_Made]:
         try:
-            runs.append(build_run(order, run.ops))
+            return [make()]
         except Unsuited:
-            continue
+            return []
         except NativeError as error:
             failures.append(str(error))
-        except Exception as error:  # a fault of planner or generator: the op table has the run
+        except Exception as error:  # a fault of planner or generator: the op table has these ops
             failures.append(f"{type(error).__name__}: {error}")
-    return Build(tuple(runs), tuple(dict.fromkeys(failures)))
+        return []
+
+    runs = [
+        made
+        for run in find_runs(lowered, without_folds(lowered, kernel))
+        for made in tried(partial(build_run, order, run.ops))
+    ]
+    recurrences = [
+        made
+        for place, (op, mode) in enumerate(zip(kernel.ops, kernel.modes, strict=True))
+        if can_render(op, mode, lowered)
+        for made in tried(partial(build_recurrence, order, place))
+    ]
+    return Build(tuple(runs), tuple(dict.fromkeys(failures)), tuple(recurrences))
+
+
+def build_recurrence(order: Order, place: int) -> Recurrence:
+    """Raises `NativeError`."""
+    op, values = order.kernel.ops[place], number_values(order.kernel)
+    file = compile_source(Path(order.folder), order.toolchain, render_recurrence(op, SYMBOL))
+    ins, outs = (tuple(map(values.index, given)) for given in (op.inputs, op.outputs))
+    return Recurrence(place, Call(file, SYMBOL, ins, outs))
 
 
 def without_folds(lowered: Lowered, kernel: Kernel) -> Kernel:

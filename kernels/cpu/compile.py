@@ -21,6 +21,7 @@ from coissue.kernels.cpu.conv import Conv, find_norm
 from coissue.kernels.cpu.frame import Frame, Packing, join, pack
 from coissue.kernels.cpu.gemm import Gemm, GemmTable
 from coissue.kernels.cpu.native import Build, Call, number_values
+from coissue.kernels.cpu.native_recurrent import NativeRecurrence
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
 from coissue.kernels.ir import ABSENT, Op
 from coissue.kernels.lowered import Kernel, Lowered, Mode
@@ -77,7 +78,13 @@ class Plan:
         """Runs of ops have native forms from the next launch on. From any thread.
 
         Raises what `load` raises."""
-        runs = [(run.ops, stitched.NativeRun(run, self._values, load)) for run in build.runs]
+        runs: list[tuple[Sequence[int], stitched.Native]] = [
+            (run.ops, stitched.NativeRun(run, self._values, load)) for run in build.runs
+        ]
+        for each in build.recurrences:
+            op = self._parts[each.op].op
+            slots = {place: slot for place, (slot, _) in self._values.items()}
+            runs.append(((each.op,), NativeRecurrence(op, each.call, slots, load)))
         if runs:
             self.steps = stitched.arrange(self._parts, runs)
 

@@ -81,11 +81,27 @@ class Run(msgspec.Struct, frozen=True):
     lookups: tuple[tuple[int, int], ...] = ()
 
 
+class Recurrence(msgspec.Struct, frozen=True):
+    """An LSTM, GRU or RNN whose steps are a generated function (`stitch/recurrence.h`). The call's
+    places are those of the op's inputs and outputs; what the function itself gets, `recurrent`
+    knows."""
+
+    #: Place in `Kernel.ops`.
+    op: int
+    call: Call
+
+
 class Build(msgspec.Struct, frozen=True):
-    """What became of a kernel: its runs, and why others are not there."""
+    """What became of a kernel: its runs and recurrences, and why others are not there."""
 
     runs: tuple[Run, ...]
     failures: tuple[str, ...] = ()
+    recurrences: tuple[Recurrence, ...] = ()
+
+    @property
+    def calls(self) -> list[Call]:
+        return [*(call for run in self.runs for call in run.calls),
+                *(each.call for each in self.recurrences)]  # fmt: skip
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -221,7 +237,7 @@ STATES: Final = ("ready", "failed", "waiting")
 def _state(build: Build) -> str:
     if build.failures:
         return "failed"
-    return "ready" if build.runs else ""
+    return "ready" if build.calls else ""
 
 
 @final
@@ -313,7 +329,7 @@ class Forge:
     def _find(self, key: str) -> Build | None:
         """The kernel as it was built before; None: not built, or not whole any more."""
         build = read_build(self._folder / f"{key}.json")
-        files = {call.library for run in build.runs for call in run.calls} if build else ()
+        files = {call.library for call in build.calls} if build else ()
         return build if all(is_intact(self._folder / file) for file in files) else None
 
     def _hand_over(self, key: str, build: Build, adopt: Adopt) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -44,6 +44,18 @@ _empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor] 
 ) or (lambda shape, strides, dtype: torch.empty(shape, dtype=dtype))
 #: Launches of one size that time both forms; fewer than `measure.REPEATS`.
 TRIALS: Final = 3
+
+
+class Native(Protocol):
+    """A native form of ops of a plan."""
+
+    def __call__(self, frame: Frame) -> None: ...
+
+    def units(self, frame: Frame) -> int:
+        """The size of a launch."""
+
+    def suits(self, frame: Frame) -> bool:
+        """Whether a launch may be run by it."""
 
 
 class NativeRun:
@@ -168,7 +180,7 @@ class Choice:
 
     __slots__ = ("_chosen", "_kills", "_native", "_table", "_times")
 
-    def __init__(self, native: NativeRun, table: Steps) -> None:
+    def __init__(self, native: Native, table: Steps) -> None:
         self._native, self._table = native, table
         self._kills = tuple(dict.fromkeys(slot for _, kills in table for slot in kills))
         #: Size -> whether it runs the native form; sizes that are not there are on trial.
@@ -213,7 +225,7 @@ class Choice:
             self._chosen[size] = native_ns < table_ns
 
 
-def arrange(parts: Mapping[int, Part], runs: Sequence[tuple[Sequence[int], NativeRun]]) -> Steps:
+def arrange(parts: Mapping[int, Part], runs: Sequence[tuple[Sequence[int], Native]]) -> Steps:
     """The plan's steps with each run, given by its ops' places, as one `Choice`.
 
     `parts`: by place in `Kernel.ops`. A run's parts may have others between them, so runs and the
