@@ -82,10 +82,11 @@ class Artifacts:
         found = (v for v in self.versions(tenant.name) if self.serves(tenant, v, is_current=True))
         return next(found, 0)
 
-    def next(self, name: str) -> int:
-        """Never given twice: a capture that nobody waits for any more may still be writing."""
+    def next(self, name: str, serving: int) -> int:
+        """Never given twice: a capture that nobody waits for any more may still be writing, and
+        the files of the version `serving` may be gone."""
         self._note_last(name)
-        self._last[name] += 1
+        self._last[name] = max(self._last[name], serving) + 1
         return self._last[name]
 
     def _note_last(self, name: str) -> None:

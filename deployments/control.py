@@ -26,10 +26,10 @@ from coissue.deployments.changes import PREPARED, is_lowered_anew
 from coissue.deployments.channel.frames import printable
 from coissue.deployments.discovery import BLIND, CONTROL, HEALTH
 from coissue.deployments.failures import Failures, find_deploy_error
-from coissue.deployments.run_dir import LOCK, RunDir, sweep_run_dirs
+from coissue.deployments.run_dir import LOCK, RunDir, Served, sweep_run_dirs
 from coissue.deployments.settings import AppSettings, HealthSettings, TenantSettings
 from coissue.deployments.trials import Trials
-from coissue.deployments.wanted import Served, Wanted, WantedTenants
+from coissue.deployments.wanted import Wanted, WantedTenants
 
 logger = logging.getLogger("coissue.control")
 RECONCILE_SECONDS: Final = 0.5
@@ -90,7 +90,7 @@ class Control:
         self._captures = Captures(self._run_dir.path, settings.capture)
         self._trials = Trials(serve.get_replica_context().app_name)
         self._failures = Failures()
-        self._wanted.adopt(served)
+        self._wanted.adopt({**self._run_dir.read_served(), **served})
         logger.info("control up adopted=%d", len(served))
         self._change(settings, is_new=True)
         for loop in (self._reconcile_forever(), self._watch_forever()):
@@ -142,6 +142,7 @@ class Control:
         tenants = tuple(wanted.settings_for(wanted.serving) for wanted in self._wanted.values())
         told = self._settings.model_copy(update={"tenants": tenants})
         self._held_dir.write_settings(told)
+        self._held_dir.write_served(self._wanted.describe_served())
         return told
 
     def _plan(self, wanted: Wanted, old: TenantSettings, *, is_current: bool) -> None:
@@ -154,7 +155,7 @@ class Control:
         wanted.fresh, wanted.failed, wanted.tries = 0, None, Counter()
         is_other = is_lowered_anew((wanted.served if version else None) or old, tenant)
         found = 0 if is_other else self._artifacts.find(tenant, version, is_current=is_current)
-        wanted.coming = found or self._artifacts.next(tenant.name)
+        wanted.coming = found or self._artifacts.next(tenant.name, version)
         preparing = self._prepare(wanted, tenant, wanted.coming, is_captured=bool(found))
         wanted.job = asyncio.ensure_future(preparing)
 
@@ -293,6 +294,7 @@ class Control:
             wanted.serving = 0 if wanted.serving == version else wanted.serving
         else:
             wanted.serving, wanted.served, wanted.told = version, tenant, ""
+        self._note_served()
         if self._wanted.get(tenant.name) is not wanted:
             return  # removed meanwhile: it is detached with the next settings
         is_served = wanted.is_settled and self._artifacts.serves(wanted.settings, wanted.serving)

@@ -46,8 +46,8 @@ class Failures:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="failures")
-        #: Tenant -> the reason, as asked for last.
-        self._asked: dict[str, str] = {}
+        #: Tenant -> the reason, as asked for last; None: nothing was, also not that none failed.
+        self._asked: dict[str, str] | None = None
         #: Tenant -> the reason shown; empty: what an earlier control showed. The thread's.
         self._shown: dict[str, str] = {}
         self._later(self._look)  # what an earlier control showed

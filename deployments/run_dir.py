@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from coissue.deployments.settings import AppSettings
 
+#: Tenant -> version served, and the settings that it is served under.
+Served = Mapping[str, tuple[int, dict[str, Any]]]
 RUN_PREFIX = "coissue-run-"
 LOCK = "lock"
 #: What a scheduler that starts again by itself reads: the settings of now, not of its first start.
 SETTINGS = "settings.json"
+#: Tenant -> version that serves and its settings: for a control replica that finds neither the one
+#: before it nor what the scheduler had.
+SERVED = "served.json"
 
 
 @final
@@ -38,12 +45,27 @@ class RunDir:
         draft.rename(lock)
 
     def write_settings(self, settings: AppSettings) -> None:
-        draft = self.path / "settings.new"
-        draft.write_text(settings.model_dump_json())
-        draft.rename(self.path / SETTINGS)
+        self._write(SETTINGS, settings.model_dump_json())
 
     def read_settings(self) -> AppSettings:
         return AppSettings.model_validate_json((self.path / SETTINGS).read_text())
+
+    def write_served(self, served: Served) -> None:
+        self._write(SERVED, json.dumps(served))
+
+    def read_served(self) -> Served:
+        """Nothing, if nothing was written."""
+        try:
+            served: Served = json.loads((self.path / SERVED).read_text())
+        except FileNotFoundError:
+            return {}
+        return served
+
+    def _write(self, name: str, text: str) -> None:
+        """Whole or not at all."""
+        draft = self.path / f"{name}.new"
+        draft.write_text(text)
+        draft.rename(self.path / name)
 
     def remove(self) -> bool:
         """Lets go; False: somebody else holds the folder, so it stays."""

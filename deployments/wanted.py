@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 from coissue.deployments.changes import adjust, is_lowered_anew
+from coissue.deployments.run_dir import Served
 from coissue.deployments.settings import TenantSettings
-
-#: Tenant -> version served, and the settings that it is served under.
-Served = Mapping[str, tuple[int, dict[str, Any]]]
 
 
 @dataclass(slots=True)
@@ -94,6 +91,13 @@ class WantedTenants(dict[str, Wanted]):
         """From what a scheduler serves that is there already."""
         self.update({n: Wanted(TenantSettings.model_validate(u)) for n, (_, u) in served.items()})
         self.learn(served)
+
+    def describe_served(self) -> Served:
+        return {
+            name: (wanted.serving, wanted.settings_for(wanted.serving).model_dump())
+            for name, wanted in self.items()
+            if wanted.serving
+        }
 
     def learn(self, served: Served) -> None:
         """What the scheduler serves of tenants that nothing was known to serve: of an attach whose

@@ -33,7 +33,7 @@ FORMS = {
 CLASSES = {"other class": {"other": {"deadline_ms": 99}}}
 EVENTS = (
     *("change", "change", "change", "remove"),
-    *("scheduler dies", "control dies", "control is replaced", "the replaced end"),
+    *("scheduler dies", "control dies", "both die", "control is replaced", "the replaced end"),
 )
 MODELS = {"one": {}, "two": {"n": 2}, "broken": {"broken": 1}, "misfit": {"misfit": 1}}
 #: What cannot be served, and what is said of it.
@@ -163,6 +163,7 @@ class World:
         self.scheduler, self.started = StagedScheduler(self.stage, rng), None
         #: Control replicas that Serve has replaced and not ended yet.
         self.replaced = []
+        self.was_replaced = False
         context = SimpleNamespace(app_name="coissue")
         for name, fake in {
             "find_scheduler": lambda: self.started,
@@ -215,6 +216,7 @@ class World:
     async def replace(self, settings):
         """As Serve does it: the old control replica lives on until the new one is ready."""
         self.replaced.append(self.control)
+        self.was_replaced = True
         await self.begin(settings)
 
     async def end_replaced(self):
@@ -258,11 +260,33 @@ def test_any_order_of_events(monkeypatch, seed):
     asyncio.run(live_through(monkeypatch, Random(seed)))
 
 
+def test_what_served_serves_again_when_both_die_after_a_change_that_failed(monkeypatch):
+    async def main():
+        world = World(monkeypatch, Random(0))
+        await world.begin(app(tenant("a"), tenant("b")))
+        await world.run_out()
+        failed = app(tenant("a", kwargs=MODELS["broken"]), tenant("b"))
+        await world.change(failed)
+        await world.run_out()
+        world.scheduler.die()
+        await world.end(world.control)
+        await world.begin(failed)
+        await world.run_out()
+        assert world.scheduler.served == {"a": 1, "b": 1}
+        said = world.control._wanted["a"].reason
+        assert said.endswith(f"version 1 serves: {WRONG['broken']}")
+        await world.end(world.control)
+        world.control._run_dir.remove()
+
+    asyncio.run(main())
+
+
 async def live_through(monkeypatch, rng):
     world = World(monkeypatch, rng)
     scheduler, good, form, model = world.scheduler, [], "shared", "one"
     settings = app(tenant("a"), tenant("b"))
     await world.begin(settings)
+    was_served = False
     for _ in range(rng.randint(1, 12)):
         event = rng.choice(EVENTS)
         if event == "change":
@@ -271,12 +295,14 @@ async def live_through(monkeypatch, rng):
             classes = {"fast": {"deadline_ms": 10}} | CLASSES.get(form, {})
             settings = app(wanted, tenant("b"), slo_classes=classes)
             await world.change(settings)
+        was_served = was_served or "a" in scheduler.served
         if event == "remove":
+            was_served = False
             settings = app(tenant("b"))
             await world.change(settings)
-        if event == "scheduler dies":
+        if event in ("scheduler dies", "both die"):
             scheduler.die()
-        if event == "control dies":
+        if event in ("control dies", "both die"):
             await world.end(world.control)
             await world.begin(settings)
         if event == "control is replaced":
@@ -304,6 +330,8 @@ async def live_through(monkeypatch, rng):
         else:
             assert state == "failed"
             assert any(WRONG[each] in reason for each in wrong)
+        # Of what a replaced one had attached, the next may never hear.
+        assert "a" in scheduler.served or not was_served or world.was_replaced
         if "a" in scheduler.served:
             assert world.control._wanted["a"].serving == scheduler.served["a"]
             assert describe(scheduler.kept["a"]) in good
