@@ -294,7 +294,8 @@ class SchedulerHost:
         """Names that clients made up become one series, so that they cannot fill the memory."""
         tenant = refused.tenant if refused.tenant in self._infos else ""
         reason = refused.reason if refused.reason in STATUS else "internal"
-        self.metrics.count_refusals(tenant, reason, max(0, refused.requests))
+        count = max(0, refused.requests)
+        self.metrics.count_refusals(tenant, reason, count, is_done=refused.is_done)
 
     def observe_times(self, times: Times) -> None:
         tenant = times.tenant if times.tenant in self._infos else ""

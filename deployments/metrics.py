@@ -140,6 +140,11 @@ class SchedulerMetrics:
         self.registry = CollectorRegistry()
         self._levels = levels
         self._slo_class: dict[str, str] = {}
+        #: By tenant: requests done late, less those done that a replica told to be late, which
+        #: tells of the former too, sooner or later.
+        self._untold: Counter[str] = Counter()
+        #: By tenant: done requests that counted as good and came to nothing in the replica.
+        self._owed: Counter[str] = Counter()
         self._define_request_metrics()
         self._define_launch_metrics()
         self._define_levels(device)
@@ -264,14 +269,24 @@ class SchedulerMetrics:
             self.requests.add(tenant, ended.value, amount=0)
         self.tenant_device.add(tenant, amount=0)
 
-    def count_refusals(self, tenant: str, reason: str, count: int) -> None:
+    def count_refusals(
+        self, tenant: str, reason: str, count: int, *, is_done: bool = False
+    ) -> None:
         """Requests that a replica refused. Those not refused for the client's mistake count for
-        the objective too; one that is late only in the replica was done for the scheduler, and
-        counts there as well."""
+        the objective too, each once: what was done, and so was counted already, stays late if it
+        was; if it was good, one good request to come is not counted."""
         self.rejections.add(tenant, reason, amount=count)
         verdict = SLO_BAD_STATUS.get(STATUS.get(reason, 500))
-        if verdict is not None and tenant in self._slo_class:
-            self.slo.add(tenant, self._slo_class[tenant], verdict, amount=count)
+        if verdict is None or tenant not in self._slo_class:
+            return
+        if is_done:
+            known = 0
+            if verdict == "late":
+                known = min(count, max(0, self._untold[tenant]))
+                self._untold[tenant] -= count
+            count -= known
+            self._owed[tenant] += count
+        self.slo.add(tenant, self._slo_class[tenant], verdict, amount=count)
 
     def observe_times(self, kind: str, tenant: str, counts: Sequence[int], seconds: float) -> None:
         """What a replica measured; nothing, if it is not what a replica of ours would report."""
@@ -315,8 +330,14 @@ class SchedulerMetrics:
             self.rejections.add(tenant, request.reason.value)
         done = request.outcome is Outcome.COMPLETED
         good = done and request.completed_ns <= request.deadline_ns
-        verdict = "good" if good else SLO_BAD.get(request.outcome, "late")
-        self.slo.add(tenant, self._slo_class.get(tenant, ""), verdict)
+        if done and not good:
+            good = self._untold[tenant] < 0  # counted as late, and as owed, when it was told
+            self._untold[tenant] += 1
+        if good and self._owed[tenant]:
+            self._owed[tenant] -= 1
+        else:
+            verdict = "good" if good else SLO_BAD.get(request.outcome, "late")
+            self.slo.add(tenant, self._slo_class.get(tenant, ""), verdict)
         if request.device_ns:
             self.tenant_device.add(tenant, amount=request.device_ns * NS)
         if done:

@@ -205,6 +205,8 @@ class Refused(NamedTuple):
     tenant: str
     reason: str
     requests: int
+    #: Whether the scheduler had done them, and counted them as answered.
+    is_done: bool = False
 
 
 class Times(NamedTuple):

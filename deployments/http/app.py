@@ -127,7 +127,8 @@ class HttpApp:
         self.counts[error.reason] += 1
         if not error.is_counted:
             found = _MODEL.search(scope["path"]) or _PLAIN.search(scope["path"])
-            self.reports.refuse(found[1] if found else "", error.reason)
+            name = found[1] if found else ""
+            self.reports.refuse(name, error.reason, is_done=error.is_done)
         return error.answer()
 
     async def _route(self, scope: Message, receive: Receive) -> Answer:
@@ -222,7 +223,11 @@ class HttpApp:
                 made = await handler.postprocess(outputs, payload)
             return plain.format_payload(await plain.encode_arrays(made))
         except TimeoutError:
-            raise HttpError("expired", "the deadline passed in the tenant's handler") from None
+            said = "the deadline passed in the tenant's handler"
+            raise due.mark(HttpError("expired", said)) from None
+        except HttpError as error:
+            due.mark(error)
+            raise
         finally:
             self._handled[info.name] -= 1
             if not self._handled[info.name]:

@@ -79,6 +79,8 @@ class HttpError(Exception):
         self.closes = closes
         #: Answered by the scheduler, which then counted it.
         self.is_counted = False
+        #: Of a request that the scheduler had done, and counted as answered.
+        self.is_done = False
 
     @property
     def status(self) -> int:

@@ -58,8 +58,13 @@ class Due:
         """Never 0: raises once the deadline has passed."""
         left = self.budget_ns - (time.monotonic_ns() - self.arrived_ns)
         if left <= 0:
-            raise HttpError("expired", "the deadline passed before the request was done")
+            raise self.mark(HttpError("expired", "the deadline passed before the request was done"))
         return left
+
+    def mark(self, error: HttpError) -> HttpError:
+        """The error, with what it says of a request that the scheduler has done, or has not."""
+        error.is_done = bool(self.timing)
+        return error
 
     def keep(self, answer: Answer) -> Answer:
         """The answer, if it is in time."""

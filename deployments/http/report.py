@@ -49,17 +49,18 @@ class Reports:
         self._listener = listener
         self.report_after_s = REPORT_AFTER_S
         self.lag_sample_s = LAG_SAMPLE_S
-        #: (tenant or "", reason) -> answers that the scheduler has not been told of.
-        self._refused: Counter[tuple[str, str]] = Counter()
+        #: (tenant or "", reason, whether it was done) -> answers that the scheduler has not been
+        #: told of.
+        self._refused: Counter[tuple[str, str, bool]] = Counter()
         #: (kind, tenant) -> times that it has not been told of.
         self._times: dict[tuple[str, str], Tally] = {}
         self._is_due = self._is_sampling = False
 
-    def refuse(self, tenant: str, reason: str) -> None:
+    def refuse(self, tenant: str, reason: str, *, is_done: bool = False) -> None:
         """A name that is no tenant's counts under "": clients can make up any number of them."""
         listener = self._listener()
         is_tenant = listener is not None and tenant in listener.directory
-        self._refused[tenant if is_tenant else "", reason] += 1
+        self._refused[tenant if is_tenant else "", reason, is_done] += 1
         self._schedule()
 
     def observe(self, kind: str, tenant: str, seconds: float) -> None:
@@ -91,7 +92,10 @@ class Reports:
         """At most tenants times reasons entries, once in `report_after_s`."""
         self._is_due = False
         listener = self._listener()
-        refused = [Refused(*key, count) for key, count in self._refused.items()]
+        refused = [
+            Refused(tenant, reason, count, is_done)
+            for (tenant, reason, is_done), count in self._refused.items()
+        ]
         times = [Times(*key, tuple(t.counts), t.seconds) for key, t in self._times.items()]
         if listener is not None and listener.report(Report(tuple(refused), tuple(times))):
             self._refused.clear()

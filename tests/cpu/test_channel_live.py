@@ -414,7 +414,7 @@ def test_refusals_of_replicas_and_of_the_server_are_counted(run, folder):
             with pytest.raises(InferError) as error:
                 await pair.client.infer("new", inputs(1))
             await pair.backend.until(lambda: len(pair.backend.refused) == 301)
-            assert pair.backend.refused == [*told, ("new", error.value.reason, 1)]
+            assert pair.backend.refused == [*told, Refused("new", error.value.reason, 1)]
             await pair.backend.until(lambda: len(pair.backend.times) == 400)
             assert pair.backend.times == times
             assert error.value.is_counted

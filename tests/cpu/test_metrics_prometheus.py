@@ -11,6 +11,8 @@ import time
 import urllib.parse
 import urllib.request
 from bisect import bisect_left
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import promql_parser
@@ -163,6 +165,44 @@ def test_what_a_replica_refuses_counts_for_the_objective_unless_the_client_is_to
     }
     assert {name: n for name, n in counts.items() if n} == ({outcome: 3} if outcome else {})
     assert value("coissue_rejections_total", {"tenant": "a", "reason": reason}) == 3
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("good", "late")), st.sampled_from(("ok", "expired", "handler_failed"))
+        )
+    ),
+    st.randoms(),
+)
+def test_each_request_counts_once_by_what_the_client_got(ended, random):
+    """Done in time or late, and then answered or not; what replicas report comes when it likes."""
+    metrics = make_metrics()
+    wanted = Counter()
+    events = []
+    for number, (done, answer) in enumerate(ended):
+        if done == "late":  # then it is late for the client too
+            answer = "expired"
+        late_ns = 9 * MS if done == "late" else 0
+        events.append(
+            partial(
+                metrics.observe, [], [make_request(number, "a", Outcome.COMPLETED, late_ns=late_ns)]
+            )
+        )
+        if answer != "ok":
+            events.append(partial(metrics.count_refusals, "a", answer, 1, is_done=True))
+        wanted[{"ok": "good", "expired": "late", "handler_failed": "failed"}[answer]] += 1
+    random.shuffle(events)
+    for event in events:
+        event()
+    for number in range(len(ended)):  # good ones after it, of which some are not counted
+        metrics.observe([], [make_request(number, "a", Outcome.COMPLETED)])
+    wanted["good"] += len(ended)
+    value = metrics.registry.get_sample_value
+    slo = {"tenant": "a", "slo_class": "fast"}
+    for outcome in ("good", "late", "failed"):
+        found = value("coissue_slo_requests_total", {**slo, "outcome": outcome})
+        assert found == wanted[outcome]
 
 
 @pytest.mark.parametrize(

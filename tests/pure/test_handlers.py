@@ -286,7 +286,14 @@ def test_a_handler_that_waits_ends_with_the_deadline():
     server = Server(handlers={"m": waiting()})
     reply = server.post("/tenants/m", {}, {"x-slo-ms": "50"})
     assert (reply.status, reply.error) == (504, "the deadline passed in the tenant's handler")
+    assert server.app.reports._refused == {("m", "expired", False): 1}
     assert not server.app._handled
+
+
+def test_what_a_handler_makes_of_a_request_that_was_done_is_reported_as_done(team):
+    server = Server(handlers={"m": own(factor=13)})
+    assert server.post("/tenants/m", {}).status == 500
+    assert server.app.reports._refused == {("m", "handler_failed", True): 1}
 
 
 def test_a_tenant_has_no_more_requests_in_its_handler_than_it_may_have_open():

@@ -651,7 +651,8 @@ def test_refusals_and_times_are_reported_once_with_the_tenant(server):
     asyncio.run(main())
     reports = server.client.reported
     assert sorted(entry for report in reports for entry in report.refused) == [
-        ("", "unknown_route", 1), ("", "unknown_tenant", 1), ("m", "malformed", 2),
+        ("", "unknown_route", 1, False), ("", "unknown_tenant", 1, False),
+        ("m", "malformed", 2, False),
     ]  # fmt: skip
     times = [entry for report in reports for entry in report.times]
     (answered,) = [entry for entry in times if entry.kind == "http"]

@@ -173,6 +173,7 @@ def test_an_answer_after_the_deadline_is_an_error(path, body):
     server.client.infer = late
     reply = server.post(path, body, RAW if body is FOUR else {})
     assert (reply.status, reply.error) == (504, "the deadline passed before the request was done")
+    assert server.app.reports._refused == {("m", "expired", True): 1}
 
 
 # --- large answers ------------------------------------------------------------------------------
