@@ -121,6 +121,8 @@ def _end(*_: object) -> NoReturn:
 def read_job(path: Path) -> CaptureJob:
     try:
         return CaptureJob.model_validate_json(path.read_text())
+    except FileNotFoundError:
+        raise CaptureError("taken back before it began") from None
     except ValidationError as error:
         first = error.errors()[0]
         keys = ".".join(str(part) for part in first["loc"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -24,7 +25,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False, pretty_exceptions_enable=False,
 )  # fmt: skip
-console = Console()
+#: What is read by a program, or by `grep`, is not wrapped at the 80 columns of no terminal.
+console = Console(width=None if sys.stdout.isatty() else 200)
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="A Serve config.")]
 Url = Annotated[str, typer.Option(help="Where the application is served.")]
 #: More of an error is not shown.

@@ -64,12 +64,12 @@ def from_json(
     check_has_json(port, path)
     # Commas separate elements at every depth: one less than elements, whatever the nesting.
     given = data.count(b",") + 1
-    if given > count or (shape is not None and given != count):
-        raise malformed(
-            f"{path}: {given} values where the shape needs {count}"
-            if shape is not None
-            else f"{path}: {given} values, limits.rows and limits.tokens allow {count}"
-        )
+    if shape is not None and given != count:
+        raise malformed(f"{path}: {given} values where the shape needs {count}")
+    if given > count:
+        has_tokens = any(dim.tokens for dim in port.shape)
+        limits = "limits.rows and limits.tokens allow" if has_tokens else "limits.rows allows"
+        raise HttpError("too_large", f"{path}: {given} values, {limits} {count}")
     rank = len(port.shape if shape is None else shape)
     depth = _leading_brackets(data)
     if shape is None and rank > 1 and depth == 1 and not data.strip(b"[] \t\r\n"):

@@ -262,7 +262,7 @@ def test_short_floats_have_no_plain_json(server):
         ({"inputs": {"x": [[1, 2]]}}, 400, "input 'x': shape [1, 2], allowed: [R, 4]"),
         ({"inputs": {"x": [[1, 2], [3]]}}, 400, "inputs.x: lists of different lengths"),
         ({"inputs": {"x": [[1, 2, 3, "a"]]}}, 400, "inputs.x[0][3]: expected `float`, got `str`"),
-        ({"inputs": {"x": [[0] * 4] * 9}}, 400, "inputs.x: 36 values, limits.rows and"),
+        ({"inputs": {"x": [[0] * 4] * 9}}, 413, "inputs.x: 36 values, limits.rows allows 32"),
     ],
 )
 def test_bad_plain_json(server, body, status, sentence):

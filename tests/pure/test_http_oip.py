@@ -394,7 +394,7 @@ def test_metadata_and_config_say_which_dimensions_are_open():
 def test_plain_json_is_bounded_by_the_limits():
     """More values than the tenant's limits allow are refused before they are decoded."""
     rows = [[0] * 4] * 9
-    with pytest.raises(HttpError, match=r"inputs\.x: 36 values, .* allow 32"):
+    with pytest.raises(HttpError, match=r"inputs\.x: 36 values, .* allows 32"):
         plain.parse_json(M, json.dumps({"inputs": {"x": rows}}).encode())
 
 
