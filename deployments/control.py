@@ -250,8 +250,7 @@ class Control:
                 state = "failed" if wanted.failed else "loading"  # what it serves stays ready
                 told = wanted.settings.model_dump()
                 await self._scheduler.announce.remote(self._owner, told, state, wanted.reason)
-        failed = {name: wanted.reason for name, wanted in self._wanted.items() if wanted.failed}
-        self._failures.show(failed)
+        self._failures.show(self._wanted.list_failed())
 
     async def _tell(self) -> list[str]:
         """The keys that this scheduler cannot take over."""
@@ -288,8 +287,7 @@ class Control:
             except ray.exceptions.RayTaskError as bug:
                 error = f"attach failed: {type(bug.cause).__name__}: {bug.cause}"
         del wanted.tries[version]
-        if wanted.fresh == version:
-            wanted.fresh = 0
+        wanted.fresh = 0 if wanted.fresh == version else wanted.fresh
         if error:
             wanted.serving = 0 if wanted.serving == version else wanted.serving
         else:

@@ -92,6 +92,10 @@ class WantedTenants(dict[str, Wanted]):
         self.update({n: Wanted(TenantSettings.model_validate(u)) for n, (_, u) in served.items()})
         self.learn(served)
 
+    def list_failed(self) -> dict[str, str]:
+        """With the reasons."""
+        return {name: wanted.reason for name, wanted in self.items() if wanted.failed}
+
     def describe_served(self) -> Served:
         return {
             name: (wanted.serving, wanted.settings_for(wanted.serving).model_dump())
