@@ -75,9 +75,10 @@ class _Connection(Link):
         self._client = client
         self._secret = endpoint.secret
         self._next_id = 0
-        self._overdue_timer = loop.call_later(_OVERDUE_S, self._end_overdue)
+        self._overdue_timer: asyncio.TimerHandle | None = None
 
     def on_open(self) -> None:
+        self._overdue_timer = self._loop.call_later(_OVERDUE_S, self._end_overdue)
         fd, size = (self.arena.fd, self.arena.num_bytes) if self.arena else (-1, 0)
         self.send(frames.Hello(frames.PROTOCOL_VERSION, self._secret, fd, size))
 
@@ -112,7 +113,8 @@ class _Connection(Link):
         self._overdue_timer = self._loop.call_later(_OVERDUE_S, self._end_overdue)
 
     def on_lost(self) -> None:
-        self._overdue_timer.cancel()
+        if self._overdue_timer is not None:
+            self._overdue_timer.cancel()
         if self.arena:
             self.arena.close_fd()
         for entry in self.open.values():

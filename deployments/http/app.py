@@ -125,10 +125,10 @@ class HttpApp:
 
     def _refuse(self, scope: Message, error: HttpError) -> Answer:
         self.counts[error.reason] += 1
-        if not error.is_counted:
+        # A GET is no request to a tenant: probes that wait for it are nobody's misses.
+        if not error.is_counted and scope["method"] != "GET":
             found = _MODEL.search(scope["path"]) or _PLAIN.search(scope["path"])
-            name = found[1] if found else ""
-            self.reports.refuse(name, error.reason, is_done=error.is_done)
+            self.reports.refuse(found[1] if found else "", error.reason, is_done=error.is_done)
         return error.answer()
 
     async def _route(self, scope: Message, receive: Receive) -> Answer:

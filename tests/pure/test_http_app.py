@@ -637,6 +637,8 @@ def test_refusals_and_times_are_reported_once_with_the_tenant(server):
     async def main():
         for path in ("/tenants/m", INFER, "/tenants/made-up", "/nope"):
             await drive(server.app, "POST", path, b"{")
+        for path in ("/v2/models/made-up/ready", "/tenants/m"):  # no requests to a tenant
+            assert (await drive(server.app, "GET", path)).status in (404, 405)
         answer = await drive(server.app, "POST", INFER, json.dumps(GOOD).encode())
         assert answer.status == 200
         server.client.error = counted
