@@ -257,7 +257,7 @@ class Control:
         told = self._note_served().model_dump(mode="json")
         try:
             keys: list[str] = await self._scheduler.configure.remote(self._owner, told, self._note)
-        except NotOwnerError:
+        except NotOwnerError:  # which Ray makes a `RayTaskError` too
             raise
         except ray.exceptions.RayTaskError as bug:  # it lives: no reason to keep tenants away
             logger.error("the scheduler refuses the settings: %s", one_line(bug))

@@ -1,7 +1,7 @@
 """The scheduler of one device, whole: channel, core, device, metrics. Needs no Ray.
 
 Two kinds of threads: the runtime's loop (requests in, core, device, answers out), and callers of
-the control methods (attach, detach, status). `directory` is the one truth about tenants that
+the control methods (configure, attach, status). `directory` is the one truth about tenants that
 replicas see; it holds tenants that load or failed too, with the reason.
 """
 
@@ -258,12 +258,8 @@ class SchedulerHost:
     def _slo(self, tenant: TenantSettings) -> SloClass:
         return self.settings.slo_classes[tenant.slo]
 
-    def detach(self, name: str) -> None:
-        """The tenant is unknown from now on; its requests in flight are answered."""
-        with self._attaching:
-            self._detach(name)
-
     def _detach(self, name: str) -> None:
+        """The tenant is unknown from now on; its requests in flight are answered."""
         self.tenants.drop(name)
         self.attacher.detach(name)
 

@@ -81,9 +81,9 @@ class Plan:
         runs: list[tuple[Sequence[int], stitched.Native]] = [
             (run.ops, stitched.NativeRun(run, self._values, load)) for run in build.runs
         ]
+        slots = {place: slot for place, (slot, _) in self._values.items()}
         for each in build.recurrences:
             op = self._parts[each.op].op
-            slots = {place: slot for place, (slot, _) in self._values.items()}
             runs.append(((each.op,), NativeRecurrence(op, each.call, slots, load)))
         if runs:
             self.steps = stitched.arrange(self._parts, runs)

@@ -83,8 +83,8 @@ class Run(msgspec.Struct, frozen=True):
 
 class Recurrence(msgspec.Struct, frozen=True):
     """An LSTM, GRU or RNN whose steps are a generated function (`stitch/recurrence.h`). The call's
-    places are those of the op's inputs and outputs; what the function itself gets, `recurrent`
-    knows."""
+    places are those of the op's inputs and outputs; what the function itself gets,
+    `native_recurrent` knows."""
 
     #: Place in `Kernel.ops`.
     op: int

@@ -76,6 +76,11 @@ def host(artifacts):
     shutil.rmtree(run_dir)
 
 
+def keep_only(host, tenants):
+    settings = host.settings.model_copy(update={"tenants": tuple(tenants)})
+    assert host.configure(settings.model_dump(mode="json")) == []
+
+
 def eager(name):
     factory, kwargs = MODELS[name]
     module, samples = getattr(tiny_models, factory)(**kwargs)
@@ -264,7 +269,8 @@ def test_tampered_weights_are_refused(host, artifacts, tmp_path):
     data[-1] ^= 1
     (folder / "weights.safetensors").write_bytes(bytes(data))
     tenant = next(t for t in host.settings.tenants if t.name == "mlp-a")
-    host.detach("mlp-a")  # what is on the device already is not read again
+    # What is on the device already is not read again.
+    keep_only(host, [t for t in host.settings.tenants if t.name != "mlp-a"])
     message = host.attach({**tenant.model_dump(), "name": "tampered"}, 1, str(folder))
     assert "digest" in message
 
@@ -343,10 +349,9 @@ def test_new_version_takes_over_and_detach_frees_the_weights(host, artifacts):
     after = run(ask())
     np.testing.assert_allclose(after, want, rtol=1e-4, atol=1e-5)
     assert not np.allclose(before, after)
-    for name in MODELS:
-        host.detach(name)
+    keep_only(host, [by_name["mlp-a"].model_copy(update={"name": "other"})])
     assert host.device.bytes_held == 0
-    assert host.directory() == []
+    assert [(info.name, info.state) for info in host.directory()] == [("other", "loading")]
 
 
 def test_requests_while_versions_swap_and_settings_change_are_all_answered_by_one_of_them(

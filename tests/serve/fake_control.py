@@ -164,6 +164,18 @@ def app(*tenants, **parts):
     return AppSettings.model_validate({"tenants": tenants, **parts})
 
 
+#: Settings of a tenant that differ in what a change of them asks for.
+FORMS = {
+    "shared": {},
+    "built-in": {"handler": {"use": "text"}},
+    "own": {"isolation": "dedicated", "handler": {"use": "team:good"}},
+    "other own": {"isolation": "dedicated", "handler": {"use": "team:other"}},
+    "built-in apart": {"isolation": "dedicated", "handler": {"use": "text"}},
+    "bad own": {"isolation": "dedicated", "handler": {"use": "team:bad"}},
+    "exact": {"exact": True},
+    "exact own": {"exact": True, "isolation": "dedicated", "handler": {"use": "team:good"}},
+}
+
 #: The destructor is for a whole replica.
 bare = type("Bare", (control.Control.func_or_class,), {"__del__": lambda self: None})
 

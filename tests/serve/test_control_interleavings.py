@@ -11,6 +11,7 @@ import asyncio
 from random import Random
 from types import SimpleNamespace
 
+import fake_control
 import pytest
 import ray.exceptions
 from fake_control import CHANGES, Captures, Failures, Scheduler, Trials, app, bare, leave, tenant
@@ -20,13 +21,7 @@ from coissue.deployments.actor import NotOwnerError
 from coissue.deployments.captures import TenantFailed
 
 FORMS = {
-    "shared": {},
-    "built-in": {"handler": {"use": "text"}},
-    "own": {"isolation": "dedicated", "handler": {"use": "team:good"}},
-    "other own": {"isolation": "dedicated", "handler": {"use": "team:other"}},
-    "bad own": {"isolation": "dedicated", "handler": {"use": "team:bad"}},
-    "exact": {"exact": True},
-    "exact own": {"exact": True, "isolation": "dedicated", "handler": {"use": "team:good"}},
+    **fake_control.FORMS,
     "other class": {"slo": "other"},
     "more rows": {"limits": {"rows": 99}},
 }

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 import ray.exceptions
-from fake_control import Owned, app, begin, leave, make, reconcile, scheduler, tenant
+from fake_control import FORMS, Owned, app, begin, leave, make, reconcile, scheduler, tenant
 
 from coissue.deployments import control
 from coissue.deployments.actor import NotOwnerError
@@ -193,16 +193,6 @@ def test_a_bug_of_ours_fails_the_tenant_too(make, scheduler):
     asyncio.run(main())
 
 
-FORMS = {
-    "shared": {},
-    "built-in": {"handler": {"use": "text"}},
-    "own": {"isolation": "dedicated", "handler": {"use": "team:good"}},
-    "other own": {"isolation": "dedicated", "handler": {"use": "team:other"}},
-    "built-in apart": {"isolation": "dedicated", "handler": {"use": "text"}},
-    "bad own": {"isolation": "dedicated", "handler": {"use": "team:bad"}},
-    "exact": {"exact": True},
-    "exact own": {"exact": True, "isolation": "dedicated", "handler": {"use": "team:good"}},
-}
 MODELS = {"one": {}, "two": {"n": 2}, "broken": {"broken": 1}}
 
 
