@@ -125,8 +125,9 @@ class HttpApp:
 
     def _refuse(self, scope: Message, error: HttpError) -> Answer:
         self.counts[error.reason] += 1
-        # A GET is no request to a tenant: probes that wait for it are nobody's misses.
-        if not error.is_counted and scope["method"] != "GET":
+        # A GET is no inference: probes that wait for a tenant are nobody's misses.
+        is_probe = scope["method"] == "GET" and error.status >= 500
+        if not error.is_counted and not is_probe:
             found = _MODEL.search(scope["path"]) or _PLAIN.search(scope["path"])
             self.reports.refuse(found[1] if found else "", error.reason, is_done=error.is_done)
         return error.answer()

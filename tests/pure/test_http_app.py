@@ -637,13 +637,14 @@ def test_refusals_and_times_are_reported_once_with_the_tenant(server):
     async def main():
         for path in ("/tenants/m", INFER, "/tenants/made-up", "/nope"):
             await drive(server.app, "POST", path, b"{")
-        for path in ("/v2/models/made-up/ready", "/tenants/m"):  # no requests to a tenant
-            assert (await drive(server.app, "GET", path)).status in (404, 405)
+        await drive(server.app, "GET", "/tenants/m")
         answer = await drive(server.app, "POST", INFER, json.dumps(GOOD).encode())
         assert answer.status == 200
         server.client.error = counted
         await drive(server.app, "POST", INFER, json.dumps(GOOD).encode())
         server.client.is_connected = False
+        # A probe: whoever waits for the tenant is no miss of it.
+        assert (await drive(server.app, "GET", "/v2/models/m/ready")).status == 503
         await asyncio.sleep(0.05)
         assert server.client.reported == []
         server.client.is_connected = True
@@ -654,7 +655,7 @@ def test_refusals_and_times_are_reported_once_with_the_tenant(server):
     reports = server.client.reported
     assert sorted(entry for report in reports for entry in report.refused) == [
         ("", "unknown_route", 1, False), ("", "unknown_tenant", 1, False),
-        ("m", "malformed", 2, False),
+        ("m", "malformed", 2, False), ("m", "wrong_verb", 1, False),
     ]  # fmt: skip
     times = [entry for report in reports for entry in report.times]
     (answered,) = [entry for entry in times if entry.kind == "http"]
