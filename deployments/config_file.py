@@ -23,7 +23,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from coissue.deployments.discovery import CONTROL, POOL
-from coissue.deployments.handlers import check_handler
+from coissue.deployments.handlers import check_handler, in_words_of_yaml
 from coissue.deployments.settings import AppSettings, HandlerSettings, find_misfits
 
 IMPORT_PATH: Final = "coissue.deployments.app:build"
@@ -302,7 +302,7 @@ def _explain(error: ValidationError, where: str, given: Any) -> list[str]:
     lines: list[str] = []
     for path, errors in found.items():
         said = " or ".join(one["msg"] for one in errors).removeprefix("Value error, ")
-        said = said.replace(" or Input should be", " or")
+        said = in_words_of_yaml(said.replace(" or Input should be", " or"))
         first, kind = errors[0], errors[0]["type"]
         if kind in _SENTENCES:
             said = _SENTENCES[kind]

@@ -14,7 +14,8 @@ import asyncio
 import inspect
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, Protocol
 
@@ -38,12 +39,15 @@ HANDLERS_KEPT: Final = 3
 
 
 class Handler(Protocol):
+    #: Its arrays are the client's own: what is wrong with them is the client's mistake.
+    passes_on: bool = False
+
     async def preprocess(self, payload: Any) -> Arrays: ...
 
     async def postprocess(self, outputs: Arrays, payload: Any) -> Any: ...
 
 
-class Text:
+class Text(Handler):
     """`{"text": "..."}` -> `{"label": ..., "scores": {label: p}}`; `{"texts": [...]}` -> a list of
     these under `results`.
 
@@ -112,9 +116,11 @@ class Text:
         return results[0] if "text" in payload else {"results": results}
 
 
-class Classes:
+class Classes(Handler):
     """`{"inputs": {name: lists}}` -> `{"labels": [...], "probabilities": [{label: p}, ...]}`, one
     of each per row. With `input`, `{"inputs": lists}` is taken as that input."""
+
+    passes_on = True
 
     def __init__(
         self, labels: Sequence[str], input: str | None = None, output: str | None = None
@@ -156,12 +162,13 @@ class ClassesKwargs(Settings):
     output: str | None = None
 
 
-class Builtin:
+class Builtin(Handler):
     """A handler of ours, with its exceptions turned into answers that name it."""
 
     def __init__(self, use: str, kwargs: Mapping[str, Any]) -> None:
         self._use = use
         self._handler = BUILTIN[use](**kwargs)
+        self.passes_on = self._handler.passes_on
 
     async def preprocess(self, payload: Any) -> Arrays:
         with naming(self._use, "preprocess"):
@@ -206,7 +213,7 @@ def name_of(error: BaseException) -> str:
     return printable(str.__str__(type.__dict__["__name__"].__get__(type(error))))
 
 
-class Own:
+class Own(Handler):
     """A tenant's own class, with its exceptions turned into answers."""
 
     def __init__(self, use: str, kwargs: Mapping[str, Any]) -> None:
@@ -233,7 +240,7 @@ class Own:
             return await _settle(self._own.postprocess(outputs))
 
 
-class Broken:
+class Broken(Handler):
     """Stands for a handler that could not be loaded: its tenant's plain route says why."""
 
     def __init__(self, message: str) -> None:
@@ -246,7 +253,7 @@ class Broken:
         raise HttpError("failed", self.message)
 
 
-BUILTIN: Final[dict[str, Callable[..., Handler]]] = {"text": Text, "classes": Classes}
+BUILTIN: Final[dict[str, type[Text | Classes]]] = {"text": Text, "classes": Classes}
 KWARGS: Final[dict[str, type[Settings]]] = {"text": TextKwargs, "classes": ClassesKwargs}
 
 
@@ -263,8 +270,13 @@ def check_handler(settings: HandlerSettings) -> str | None:
         first = error.errors(include_url=False)[0]
         path = ".".join(map(str, first["loc"]))
         given = "" if first["type"] == "missing" else f", not {show(str(first['input']))}"
-        return f"kwargs.{path}: {first['msg']}{given}"
+        return f"kwargs.{path}: {in_words_of_yaml(first['msg'])}{given}"
     return None
+
+
+def in_words_of_yaml(said: str) -> str:
+    said = said.replace("a valid tuple", "a list")
+    return re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", said)
 
 
 def load_handler(settings: HandlerSettings) -> Handler:

@@ -243,17 +243,13 @@ class SchedulerMetrics:
             "native_kernels", "Kernels with generated code: ready, failed, waiting", ["state"]
         )
         for state in KERNEL_STATES:
-            kernels.labels(state).set_function(partial(self._count_kernels, state))
+            kernels.labels(state).set_function(partial(self._count, "native_kernels", state))
         tenants = self._gauge("tenants", "Tenants, by state", ["state"])
         for state in STATES:
-            of_state = tenants.labels(state)
-            of_state.set_function(partial(self._count_tenants, state))
+            tenants.labels(state).set_function(partial(self._count, "tenants_by_state", state))
 
-    def _count_kernels(self, state: str) -> int:
-        return self._levels().native_kernels.get(state, 0)
-
-    def _count_tenants(self, state: str) -> int:
-        return self._levels().tenants_by_state.get(state, 0)
+    def _count(self, field: str, state: str) -> int:
+        return int(getattr(self._levels(), field).get(state, 0))
 
     def set_objectives(self, objectives: Mapping[str, float]) -> None:
         """Those of all SLO classes; a class that is gone keeps its last."""

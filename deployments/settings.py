@@ -115,13 +115,9 @@ class SchedulerSettings(Settings):
     health: HealthSettings = HealthSettings()
 
     @model_validator(mode="after")
-    def _slots_are_for_streams(self) -> SchedulerSettings:
+    def _check_together(self) -> SchedulerSettings:
         if self.slots > 1 and self.policy != "space_only":
             raise ValueError(f"slots: {self.slots} with policy {self.policy}, allowed: 1")
-        return self
-
-    @model_validator(mode="after")
-    def _tcp_needs_secret(self) -> SchedulerSettings:
         if self.tcp_port is not None and self.secret_file is None:
             raise ValueError("tcp_port needs secret_file: TCP without a secret is refused")
         return self

@@ -23,10 +23,12 @@ from ray.serve.handle import DeploymentHandle
 from coissue.deployments.channel.client import SchedulerClient
 from coissue.deployments.discovery import BLIND, HEALTH, as_deployment, find_endpoint
 from coissue.deployments.handlers import (
+    BUILTIN,
     HANDLERS_KEPT,
     Arrays,
     Broken,
     Handler,
+    Own,
     is_cancelled,
     load_handler,
     name_of,
@@ -196,12 +198,13 @@ class Deployed:
         return value
 
 
-class RemoteHandler:
+class RemoteHandler(Handler):
     """The handler of a `DedicatedTenant`, seen from the pool; `settings` is its JSON."""
 
     def __init__(self, deployed: Deployed, settings: str) -> None:
         self._deployed = deployed
         self._settings = settings
+        self.passes_on = BUILTIN.get(_use_of(settings), Own).passes_on
 
     async def preprocess(self, payload: Any) -> Any:
         sent = msgspec.json.encode(payload)

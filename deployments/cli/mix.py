@@ -26,9 +26,10 @@ SECOND = 1000 * MS
 Find = Callable[[str], SignatureId]
 
 
-def _need(holds: bool, name: str, given: object, allowed: str) -> None:
+def _need(of: Group | Mix, names: str, holds: bool, allowed: str) -> None:
     if not holds:
-        raise ValueError(f"{name}: {given}, allowed: {allowed}")
+        given = ", ".join(str(getattr(of, name)) for name in names.split(", "))
+        raise ValueError(f"{names}: {given}, allowed: {allowed}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,21 +57,15 @@ class Group:
     slowdown: float = 1.0
 
     def __post_init__(self) -> None:
-        _need(1 <= self.tenants <= 100_000, "tenants", self.tenants, "from 1 to 100000")
-        _need(1 <= self.kernels <= 1000, "kernels", self.kernels, "from 1 to 1000")
-        each_us = (self.fixed_us, self.unit_us)
-        _need(min(each_us) >= 0, "fixed_us, unit_us", each_us, "not negative")
-        _need(sum(each_us) >= 1, "fixed_us + unit_us", sum(each_us), "at least 1")
-        _need(
-            0.001 <= self.deadline_ms <= 600_000,
-            "deadline_ms",
-            self.deadline_ms,
-            "from 0.001 to 600000",
-        )
-        for low, high in (self.rows, self.tokens or (1, 1)):
-            allowed = "[low, high] from 1 to 131072"
-            _need(1 <= low <= high <= 131_072, "rows, tokens", (low, high), allowed)
-        _need(0.1 <= self.slowdown <= 100, "slowdown", self.slowdown, "from 0.1 to 100")
+        _need(self, "tenants", 1 <= self.tenants <= 100_000, "from 1 to 100000")
+        _need(self, "kernels", 1 <= self.kernels <= 1000, "from 1 to 1000")
+        _need(self, "fixed_us, unit_us", min(self.fixed_us, self.unit_us) >= 0, "not negative")
+        _need(self, "fixed_us, unit_us", self.fixed_us + self.unit_us >= 1, "together at least 1")
+        _need(self, "deadline_ms", 0.001 <= self.deadline_ms <= 600_000, "from 0.001 to 600000")
+        for name in ("rows", "tokens"):
+            low, high = getattr(self, name) or (1, 1)
+            _need(self, name, 1 <= low <= high <= 131_072, "[low, high] from 1 to 131072")
+        _need(self, "slowdown", 0.1 <= self.slowdown <= 100, "from 0.1 to 100")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,21 +92,15 @@ class Mix:
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
-        _need(
-            0 < self.duration_s <= 86_400, "duration_s", self.duration_s, "above 0, at most 86400"
-        )
-        _need(1 <= self.devices <= 1024, "devices", self.devices, "from 1 to 1024")
-        _need(1 <= self.spread <= self.devices, "spread", self.spread, "from 1 to devices")
-        _need(0 < self.load <= 100, "load", self.load, "above 0, at most 100")
-        _need(
-            self.rate_hz is None or 0 < self.rate_hz <= 1e9,
-            "rate_hz",
-            self.rate_hz,
-            "above 0, at most 1e9",
-        )
-        _need(0 <= self.zipf <= 10, "zipf", self.zipf, "from 0 to 10")
-        _need(self.set_us >= 0, "set_us", self.set_us, "not negative")
-        _need(bool(self.groups), "groups", self.groups, "at least one")
+        _need(self, "duration_s", 0 < self.duration_s <= 86_400, "above 0, at most 86400")
+        _need(self, "devices", 1 <= self.devices <= 1024, "from 1 to 1024")
+        _need(self, "spread", 1 <= self.spread <= self.devices, "from 1 to devices")
+        _need(self, "load", 0 < self.load <= 100, "above 0, at most 100")
+        is_rate = self.rate_hz is None or 0 < self.rate_hz <= 1e9
+        _need(self, "rate_hz", is_rate, "above 0, at most 1e9")
+        _need(self, "zipf", 0 <= self.zipf <= 10, "from 0 to 10")
+        _need(self, "set_us", self.set_us >= 0, "not negative")
+        _need(self, "groups", bool(self.groups), "at least one")
 
 
 def make_scenario(

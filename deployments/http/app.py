@@ -219,7 +219,8 @@ class HttpApp:
             payload = plain.parse_payload(given)
             async with asyncio.timeout(due.left_ns() / 1e9):
                 prepared = await handler.preprocess(payload)
-            outputs = await self._run(info, tensors.conform(info, prepared), due, 0)
+            inputs = tensors.conform(info, prepared, is_clients=handler.passes_on)
+            outputs = await self._run(info, inputs, due, 0)
             async with asyncio.timeout(due.left_ns() / 1e9):
                 made = await handler.postprocess(outputs, payload)
             return plain.format_payload(await plain.encode_arrays(made))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from coissue.deployments.channel.checking import show
 from coissue.deployments.channel.frames import NUMPY_DTYPES
 from coissue.deployments.http.errors import HttpError, explain, malformed
 
@@ -32,6 +33,7 @@ BINARY_ONLY: Final = frozenset({"f16", "bf16"})
 DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 #: Encoding so many numbers takes 1 to 3 ms: a loop has something else to do after that.
 VALUES_AT_ONCE: Final = 16_384
+Arrays = Mapping[str, Any]
 _SCALARS: Final[dict[str, type]] = {"b": bool, "i": int, "u": int, "f": float}
 
 
@@ -72,8 +74,9 @@ def from_json(
         raise HttpError("too_large", f"{path}: {given} values, {limits} {count}")
     rank = len(port.shape if shape is None else shape)
     depth = _leading_brackets(data)
-    if shape is None and rank > 1 and depth == 1 and not data.strip(b"[] \t\r\n"):
-        raise malformed(f"{path}: rows: 0, at least one is needed")
+    if shape is None and 0 < depth < rank and not data.strip(b"[] \t\r\n"):
+        what = "rows" if depth == 1 else "tokens" if port.shape[depth - 1].tokens else "values"
+        raise malformed(f"{path}: {what}: 0, at least one is needed")
     if depth not in ((1, rank) if shape is not None else (rank,)):
         raise malformed(f"{path}: a list nested {rank} deep is needed, not {depth}")
     dtype = NUMPY_DTYPES[port.dtype]
@@ -172,18 +175,21 @@ def largest_count(port: PortInfo, info: TenantInfo) -> int:
     return math.prod(dim.at(info.rows_limit, max(1, info.tokens_limit)) for dim in port.shape)
 
 
-def conform(info: TenantInfo, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """A handler's arrays in the dtypes of the tenant's ports; only harmless casts are made."""
+def conform(info: TenantInfo, arrays: Arrays, *, is_clients: bool) -> dict[str, np.ndarray]:
+    """A handler's arrays in the dtypes of the tenant's ports; only harmless casts are made. Wrong
+    names and types are the handler's fault (500), unless it passes on what is the client's."""
     dtypes = {port.name: NUMPY_DTYPES[port.dtype] for port in info.inputs}
+    reason, giver = ("malformed", "body") if is_clients else ("handler_failed", "the handler")
     result = {}
     for name, value in arrays.items():
         array = np.asarray(value)
-        dtype = dtypes.get(name, array.dtype)
+        dtype = dtypes.get(name)
+        if dtype is None:
+            said = f"inputs: {show(name)}, given by {giver}, is no input, there are: "
+            raise HttpError(reason, said + ", ".join(dtypes))
         integers = array.dtype.kind in "iu" and dtype.kind in "iu"
         if not integers and not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise HttpError(
-                "handler_failed", f"inputs.{name}: the handler gave {array.dtype}, not {dtype}"
-            )
+            raise HttpError(reason, f"inputs.{name}: {giver} gave {array.dtype}, not {dtype}")
         with np.errstate(over="ignore"):
             cast = np.ascontiguousarray(array, dtype)
         if integers and (cast != array).any():

@@ -43,6 +43,7 @@ TENANTS = {
         tenant("brain", {"x": ("bf16", R, 2)}, {"y": ("bf16", R, 2)}),
         tenant("mask", {"x": ("bool", R, 3)}, {"y": ("bool", R, 3)}),
         tenant("bytes", {"x": ("u8", R, 3)}, {"y": ("u8", R, 3)}),
+        tenant("steps", {"x": ("f32", R, T, 2)}, tokens_limit=16),
         tenant("waiting", state="loading", reason="capturing"),
         tenant("broken", state="failed", reason="outputs.y: wrong <b>numbers</b>"),
     )

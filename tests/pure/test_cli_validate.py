@@ -124,7 +124,7 @@ BAD = [
     (f"{ARGS}.slo_classes.fast.deadline_ms", "soon", f"{ARGS}.slo_classes.fast.deadline_ms: "),
     (f"{ARGS}.scheduler", {"policy": "greedy"}, f"{ARGS}.scheduler.policy: Input should be"),
     (f"{ARGS}.scheduler", {"tcp_port": 1}, f"{ARGS}.scheduler: tcp_port needs secret_file"),
-    (ARGS, 3, f"{ARGS}: Input should be a valid dictionary, not 3"),
+    (ARGS, 3, f"{ARGS}: Input should be a mapping, not 3"),
     ("applications", [], "applications: at least one is needed"),
     ("applications", ..., "applications: missing"),
     ("applications.0.import_path", "x:y", f"applications: none with import_path {IMPORT_PATH}"),
@@ -142,7 +142,7 @@ BAD = [
     ("applications.0.route_prefix", "/{a}", "applications.0.route_prefix: must look like '/' or "),
     ("http_options.root_path", "a", "http_options.root_path: Input should be ''"),
     ("applications.0.runtime_env", {"nope": 1}, "applications.0.runtime_env.nope: unknown key"),
-    ("applications.0.runtime_env", [1], "applications.0.runtime_env: Input should be a valid"),
+    ("applications.0.runtime_env", [1], "applications.0.runtime_env: Input should be a mapping"),
     (
         "applications.0.runtime_env",
         {"env_vars": {"A": 1}},

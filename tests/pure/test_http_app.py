@@ -13,8 +13,10 @@ from http_fakes import FakeClient, Server, drive, tenant
 
 from coissue.deployments.channel.checking import InferError
 from coissue.deployments.channel.frames import TIME_BOUNDS
+from coissue.deployments.handlers import load_handler
 from coissue.deployments.http.app import HttpApp, HttpSettings
 from coissue.deployments.http.errors import STATUS, HttpError
+from coissue.deployments.settings import HandlerSettings
 
 INFER = "/v2/models/m/infer"
 GOOD = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
@@ -104,7 +106,7 @@ def test_unknown_tenant(server, path):
     reply = server.ask(method, path, b"{}")
     assert (reply.status, reply.error) == (
         404,
-        "no tenant 'zz', there are: brain, broken, bytes, half, m, mask, two, waiting",
+        "no tenant 'zz', there are: brain, broken, bytes, half, m, mask, steps, two, waiting",
     )
 
 
@@ -269,6 +271,19 @@ def test_bad_plain_json(server, body, status, sentence):
     reply = server.post("/tenants/m", body)
     assert reply.status == status
     assert reply.error.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ([], "rows: 0, at least one is needed"),
+        ([[]], "tokens: 0, at least one is needed"),
+        ([[1]], "a list nested 3 deep is needed, not 2"),
+    ],
+)
+def test_empty_sequences(server, given, wrong):
+    reply = server.post("/tenants/steps", {"inputs": {"x": given}})
+    assert (reply.status, reply.error) == (400, f"inputs.x: {wrong}")
 
 
 def test_bodies_that_would_decode_to_many_objects():
@@ -505,6 +520,8 @@ def test_cancelling_from_outside_passes_through(server):
 class Doubles:
     """A handler of the application's own protocol."""
 
+    passes_on = False
+
     async def preprocess(self, payload):
         return {"x": np.array([payload["row"]], np.float64)}
 
@@ -547,6 +564,25 @@ def test_handler_arrays_are_cast_only_when_harmless():
     assert "the handler gave float64, not uint8" in post("bytes", [[0.5, 1, 2]]).error
     reply = post("bytes", [[1, 2, 256]])
     assert (reply.status, reply.error) == (400, "inputs.x: a value is out of range for uint8")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "wrong"),
+    [
+        ({"q": [[1, 2, 3]]}, "inputs: 'q', given by {}, is no input, there are: x"),
+        ({"x": [[0.5, 1, 2]]}, "inputs.x: {} gave float64, not uint8"),
+    ],
+)
+def test_wrong_inputs_are_the_fault_of_who_chose_them(inputs, wrong):
+    class Fixed(Doubles):
+        async def preprocess(self, payload):
+            return {name: np.array(rows) for name, rows in inputs.items()}
+
+    reply = Server(handlers={"bytes": Fixed()}).post("/tenants/bytes", {})
+    assert (reply.status, reply.error) == (500, wrong.format("the handler"))
+    classes = load_handler(HandlerSettings(use="classes", kwargs={"labels": ["a", "b", "c"]}))
+    reply = Server(handlers={"bytes": classes}).post("/tenants/bytes", {"inputs": inputs})
+    assert (reply.status, reply.error) == (400, wrong.format("body"))
 
 
 # --- status, metrics, life cycle ----------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_measured_costs_name_signatures_by_their_beginnings(tmp_path):
         ("duration_s: .nan", "duration_s: wanted float"),
         ("groups: []", "groups: (), allowed: at least one"),
         ("groups: [{tenants: 0}]", "groups.0: tenants: 0, allowed: from 1"),
-        ("groups: [{rows: [2, 1]}]", "groups.0: rows, tokens"),
+        ("groups: [{rows: [2, 1]}]", "groups.0: rows: (2, 1), allowed: [low"),
         ("limits: {windw: 3}", "limits.windw: unknown"),
         ("traffic: {cv: 0}", "traffic: cv must be"),
         ("spread: 2", "spread: 2, allowed: from 1"),
