@@ -1,6 +1,7 @@
 """Graphs of the stitching compiler in numpy: what they mean, and plans run block by block.
 
 evaluate(graph, parameters)   every node's array for one unit
+move_parameters(...)          arrays of parameters for a plan's graph, which may have long rows split
 PlanRun(plan, parameters)     the same through a plan's kernels: a block sees only what its kernel
                               reads from outside and what the block itself has made; what lies in
                               shared memory where another buffer is written is gone
@@ -67,6 +68,17 @@ def fill(graph: Graph, rng: np.random.Generator) -> dict[int, np.ndarray]:
             array = rng.normal(size=node.shape) if is_float else rng.integers(0, limit, node.shape)
             found[index] = np.asarray(array).astype(NUMPY_DTYPES[node.dtype])
     return found
+
+
+def move_parameters(
+    arrays: dict[int, np.ndarray], before: Graph, after: Graph
+) -> dict[int, np.ndarray]:
+    """Arrays by the places that the parameters of `before` have in `after`."""
+    old, new = (
+        [i for i, node in enumerate(graph.nodes) if node.kind is Kind.PARAMETER]
+        for graph in (before, after)
+    )
+    return {there: arrays[here] for here, there in zip(old, new, strict=True)}
 
 
 def block_mask(node: Node, kernel: StitchedKernel, index: int, block: int) -> np.ndarray:

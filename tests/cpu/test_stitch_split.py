@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stitch_blocks import move_parameters
 from stitch_check import check_plan
 from stitch_graphs import random_values
 from stitch_reference import Builder, evaluate
@@ -99,13 +100,14 @@ def test_a_split_is_taken_where_it_is_cheaper():
 def test_planned_pieces_give_what_numpy_gives(tmp_path, rows):
     b = Builder()
     x = b.parameter(rows, 240_000)
-    graph = b.graph(b.reduce("sum", b.call("mul", x, x), 1))
+    total = b.reduce("sum", b.call("mul", x, x), 1)
+    graph = b.graph(b.call("add", total, b.parameter(rows)))
     values, (output,) = random_values(graph, 1, rows), graph.outputs
     want = evaluate(graph, values, 1)[output]
     made = plan(graph)
     assert len(made.kernels) == 2
     assert made.kernels[0].blocks > rows
-    found = dict(values)
+    found = move_parameters(values, graph, made.graph)
     for kernel in made.kernels:
         assert Rows.BLOCK in kernel.rows.values() or kernel is not made.kernels[0]
         found |= run_emulated(made.graph, kernel, found, 1, tmp_path, rows)

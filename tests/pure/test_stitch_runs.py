@@ -72,15 +72,15 @@ class StitchedRun(PackedRun):
         parts = {value: [] for value in values}
         for request, (rows, tokens) in enumerate(self.sizes):
             units = rows * tokens if run.unit is Layout.TOKENS else rows
-            found = [self._unit(graph, made, scope, request, units, unit) for unit in range(units)]
+            found = [self._unit(made, scope, request, units, unit) for unit in range(units)]
             for value, arrays in zip(values, zip(*found, strict=True), strict=True):
                 shape = self.types[value].at(rows, tokens)
                 parts[value].append(np.concatenate([a.reshape(-1) for a in arrays]).reshape(shape))
         scope.update(parts)
 
-    def _unit(self, graph, made, scope, request, units, unit):
+    def _unit(self, made, scope, request, units, unit):
         parameters = {}
-        for index, node in enumerate(graph.nodes):
+        for index, node in enumerate(made.graph.nodes):
             if node.kind is Kind.PARAMETER:
                 array = scope[node.source][request]
                 cut = array.reshape(units, -1)[unit] if node.per_unit else array
