@@ -1,7 +1,7 @@
 """Graphs of the stitching compiler in numpy: what they mean, and plans run block by block.
 
 evaluate(graph, parameters)   every node's array for one unit
-move_parameters(...)          arrays of parameters for a plan's graph, which may have long rows split
+move_parameters(...)          parameters for a plan's graph, whose long rows may be split
 PlanRun(plan, parameters)     the same through a plan's kernels: a block sees only what its kernel
                               reads from outside and what the block itself has made; what lies in
                               shared memory where another buffer is written is gone
