@@ -178,12 +178,7 @@ def explain(
     svg: Annotated[Path | None, typer.Option(help="Where the graphs are drawn.")] = None,
     tune: Annotated[
         float,
-        typer.Option(
-            help="Seconds for timing single ops on this CPU first; kept for all later plans.",
-            min=0,
-            max=86_400,
-            metavar="SECONDS",
-        ),
+        typer.Option(help="Times ops first, for later too.", min=0, max=86_400, metavar="SECONDS"),
     ] = 0,
 ) -> None:
     """Show what the stitching compiler makes of a model's memory-bound ops, and why not more."""
@@ -192,12 +187,14 @@ def explain(
 
     progress = Console(stderr=True)
     try:
-        found, capture, machine = explaining.find_model(model, tenant)
-        lowered = explaining.capture(found, capture)
         if device == "cuda" and tune:
             raise ValueError("--tune: this CPU is timed, for --device cpu only")
         if device == "cpu" and units > 1:
             raise ValueError("--units: for --device cuda only; a CPU takes one after the other")
+        if svg is not None and not svg.parent.is_dir():
+            raise ValueError(f"--svg: no folder {str(svg.parent)!r}")
+        found, capture, machine = explaining.find_model(model, tenant)
+        lowered = explaining.capture(found, capture)
         with explaining.open_times(machine, tune) as times:
             runs = explaining.explain_runs(lowered, device, units, progress, times)
         if times is not None and tune:

@@ -1,9 +1,33 @@
-"""One running application for all tests here, as `coissue up` starts it."""
+"""One running application for the tests that ask for it, as `coissue up` starts it."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 from serving import BROKEN, SERVED, Up, make_settings
+
+
+class Shared:
+    """It starts when a test asks for it, and ends before one that does without: an application that
+    nobody asks anything takes half a core."""
+
+    def __init__(self) -> None:
+        self._up: Up | None = None
+        self._stack = ExitStack()
+
+    def get(self, folders, cache) -> Up:
+        if self._up is None:
+            settings = make_settings(cache, SERVED | BROKEN)
+            self._up = self._stack.enter_context(Up(folders.mktemp("up"), settings))
+        return self._up
+
+    def end(self) -> None:
+        self._up = None
+        self._stack.close()
+
+
+SHARED = Shared()
 
 
 @pytest.fixture(scope="session")
@@ -12,11 +36,9 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def running(tmp_path_factory, cache):
-    with Up(tmp_path_factory.mktemp("up"), make_settings(cache, SERVED | BROKEN)) as up:
-        up.wait_settled()
-        yield up
+    return SHARED.get(tmp_path_factory, cache)
 
 
 @pytest.fixture
@@ -24,3 +46,17 @@ def up(running):
     """The application with every tenant settled, whatever the test before did to it."""
     running.wait_settled()
     return running
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: "running" not in getattr(item, "fixturenames", ()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if "running" not in getattr(item, "fixturenames", ()):
+        SHARED.end()
+
+
+def pytest_sessionfinish():
+    SHARED.end()

@@ -17,13 +17,13 @@ from serving import BIN, WAIT_S, Up, make_settings, poll, still_there
 FEW = {"mlp-a": ("mlp", {"seed": 1}), "tagger": ("tagger", {})}
 
 
-def test_second_instance_on_the_machine_and_ctrl_c(running, cache, tmp_path):
+def test_second_instance_on_the_machine_and_ctrl_c(up, cache, tmp_path):
     """Both serve; the interrupted one leaves nothing; the other does not notice."""
     with Up(tmp_path, make_settings(cache, FEW)) as second:
         assert set(second.wait_settled().values()) == {"ready"}
         poll("it says so", lambda: "Ctrl-C ends it" in second.log.read_text())
         folder, pid = second.run_dir(), second.scheduler()["pid"]
-        assert pid != running.scheduler()["pid"]
+        assert pid != up.scheduler()["pid"]
         mine = second.processes()
         titles = " ".join(process.title for process in mine)
         assert "haproxy" in titles
@@ -34,7 +34,7 @@ def test_second_instance_on_the_machine_and_ctrl_c(running, cache, tmp_path):
         assert not folder.exists()
         said = second.log.read_text().partition("Ctrl-C ends it.")[2]
         assert said.split("\n") == ["", "Shutting down.", ""]
-    assert running.wait_settled()["mlp-a"] == "ready"
+    assert up.wait_settled()["mlp-a"] == "ready"
 
 
 def test_terminated_before_the_tenants_are_ready(cache, tmp_path):
@@ -103,11 +103,11 @@ def test_broken_file_is_lines_with_the_path_of_the_key(cache, tmp_path, change, 
     assert all(word in line for word in words)
 
 
-def test_port_in_use_is_told_before_anything_starts(running, tmp_path):
-    path = Path(running.folder / "serve.yaml")
+def test_port_in_use_is_told_before_anything_starts(up, tmp_path):
+    path = Path(up.folder / "serve.yaml")
     run = run_up(path)
     assert (run.returncode, run.stdout) == (1, "")
-    assert re.fullmatch(rf"http_options\.port: .*{running.port}.*\n", run.stderr)
+    assert re.fullmatch(rf"http_options\.port: .*{up.port}.*\n", run.stderr)
 
 
 def test_a_scheduler_that_cannot_start_ends_it_with_the_reason(cache, tmp_path):
