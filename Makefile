@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 COMPILED := *.so kernels/cpu/*.so scheduler/*.so deployments/*.so deployments/*/*.so
 export PYTHONUNBUFFERED := 1
+# Each of a few hundred processes would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo serve test check bench gpu golden clean
 
@@ -23,7 +25,7 @@ $(READY): pyproject.toml setup.py constraints.txt
 	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
 	@echo "Installing Ray and the rest"
 	@COISSUE_PURE=1 $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
-	@echo "Compiling the scheduler's core and the request's path (a minute or two)"
+	@echo "Compiling the scheduler's core and the request's path (about a minute)"
 	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch -c $(COMPILED)
 	@touch $@ $(VENV)/.compiled
@@ -31,7 +33,7 @@ $(READY): pyproject.toml setup.py constraints.txt
 # What runs per kernel and request as extension modules, again whenever it changed; without a C
 # compiler it runs as it is.
 $(VENV)/.compiled: setup.py $(wildcard kernels/cpu/*.c scheduler/*.py deployments/*.py deployments/channel/*.py deployments/http/*.py) | $(READY)
-	@echo "Compiling the scheduler's core and the request's path (minutes)"
+	@echo "Compiling the scheduler's core and the request's path (a minute)"
 	@rm -f $(COMPILED) && $(BIN)/python setup.py -q build_ext --inplace
 	@touch -c $(COMPILED)  # those that came out alike keep their old time
 	@touch $@
@@ -47,7 +49,7 @@ serve: setup  ## serve the demo's tenants on 127.0.0.1:8000 until Ctrl-C
 	@$(BIN)/coissue up configs/demo.yaml
 
 test: setup  ## all tests that this machine can run
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 3
 
 check: setup  ## lint, format, types, architecture
 	@$(BIN)/ruff check .

@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """In several processes (`-n 2`): the tests of a file stay together, and all those of `serve`,
+    """In several processes (`-n 3`): the tests of a file stay together, and all those of `serve`,
     which share one application."""
     from xdist.scheduler import LoadFileScheduling
 

@@ -14,12 +14,12 @@ import pytest
 import yaml
 from serving import BIN, WAIT_S, Up, make_settings, poll, still_there
 
-FEW = {"mlp-a": ("mlp", {"seed": 1}), "tagger": ("tagger", {})}
+ONE = {"mlp-a": ("mlp", {"seed": 1})}
 
 
 def test_second_instance_on_the_machine_and_ctrl_c(up, cache, tmp_path):
     """Both serve; the interrupted one leaves nothing; the other does not notice."""
-    with Up(tmp_path, make_settings(cache, FEW)) as second:
+    with Up(tmp_path, make_settings(cache, ONE)) as second:
         assert set(second.wait_settled().values()) == {"ready"}
         poll("it says so", lambda: "Ctrl-C ends it" in second.log.read_text())
         folder, pid = second.run_dir(), second.scheduler()["pid"]
@@ -38,7 +38,7 @@ def test_second_instance_on_the_machine_and_ctrl_c(up, cache, tmp_path):
 
 
 def test_terminated_before_the_tenants_are_ready(cache, tmp_path):
-    with Up(tmp_path, make_settings(cache, FEW)) as up:
+    with Up(tmp_path, make_settings(cache, ONE)) as up:
         poll("replicas start", lambda: [p for p in up.processes() if "ServeReplica" in p.title])
         mine = up.processes()
         up.process.terminate()
@@ -56,7 +56,7 @@ def test_terminated_before_the_tenants_are_ready(cache, tmp_path):
     ],
 )
 def test_it_ends_with_its_ray_and_leaves_no_process(cache, tmp_path, title, number, status):
-    with Up(tmp_path, make_settings(cache, FEW)) as up:
+    with Up(tmp_path, make_settings(cache, ONE)) as up:
         up.wait_settled()
         mine = up.processes()
         for process in (process for process in mine if title in process.title):
@@ -91,7 +91,7 @@ def run_up(path, *options):
     ],
 )
 def test_broken_file_is_lines_with_the_path_of_the_key(cache, tmp_path, change, words):
-    args = make_settings(cache, FEW) | dict([change])
+    args = make_settings(cache, ONE) | dict([change])
     path = tmp_path / "serve.yaml"
     application = {"import_path": "coissue.deployments.app:build", "args": args}
     path.write_text(yaml.safe_dump({"applications": [application]}))
@@ -115,7 +115,7 @@ def test_a_scheduler_that_cannot_start_ends_it_with_the_reason(cache, tmp_path):
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
         scheduler = {"tcp_port": port, "secret_file": str(tmp_path / "secret")}
-        settings = make_settings(cache, FEW)
+        settings = make_settings(cache, ONE)
         settings["scheduler"] = settings.get("scheduler", {}) | scheduler
         with Up(tmp_path, settings) as up:
             assert up.process.wait(WAIT_S) == 1
@@ -126,7 +126,7 @@ def test_a_scheduler_that_cannot_start_ends_it_with_the_reason(cache, tmp_path):
 
 
 def test_no_ray_at_the_address_is_one_line(cache, tmp_path):
-    with Up(tmp_path, make_settings(cache, FEW), ("--address", "127.0.0.1:1")) as up:
+    with Up(tmp_path, make_settings(cache, ONE), ("--address", "127.0.0.1:1")) as up:
         assert up.process.wait(WAIT_S) == 1
         assert "no Ray at 127.0.0.1:1" in up.log.read_text().splitlines()[-1]
         assert "Traceback" not in up.log.read_text()

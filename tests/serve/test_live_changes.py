@@ -91,15 +91,15 @@ def test_everything_changes_at_once_and_no_request_fails(live, say):
     }  # fmt: skip
     with Traffic(live, bodies) as traffic:
         traffic.wait_more()
-        deployed = live.deploy(settings)
+        deployed = live.deploy(settings, by_command=True)
         poll("SLO is the new one", lambda: live.tenant("slo").get("slo_class") == "batch")
         adjusted = time.monotonic() - deployed
         swapped = poll("new model", lambda: traffic.first("model", lambda s: s.has(new)))
-        poll("new labels", lambda: b'"z"' in traffic.seen["labelled"][-1].body)
-        poll("added is served", lambda: traffic.seen["added"][-1].status == 200)
-        poll("its own code too", lambda: traffic.seen["added-own"][-1].status == 200)
-        poll("removed is unknown", lambda: traffic.seen["gone"][-1].status == 404)
-        poll("new handler", lambda: traffic.seen["own"][-1].body != traffic.seen["own"][0].body)
+        poll("new labels", lambda: b'"z"' in traffic.last("labelled").body)
+        poll("added is served", lambda: traffic.last("added").status == 200)
+        poll("its own code too", lambda: traffic.last("added-own").status == 200)
+        poll("removed is unknown", lambda: traffic.last("gone").status == 404)
+        poll("new handler", lambda: traffic.last("own").body != traffic.seen["own"][0].body)
         traffic.wait_more()
     say(f"deployed: SLO {adjusted:.1f} s, new version {swapped - deployed:.1f} s after")
 
@@ -193,7 +193,7 @@ def test_the_old_handler_serves_while_another_takes_its_time(live, tmp_path):
         assert all(b"scaled" in seen.body for seen in traffic.seen["own"])
         for pipe in pipes.values():
             pipe.write_text("go")
-        poll("the new one", lambda: b"waited" in traffic.seen["own"][-1].body)
+        poll("the new one", lambda: b"waited" in traffic.last("own").body)
     assert not traffic.failures("own")
     live.deploy(first)
     poll("the old one again", lambda: answer_of(live, sums).get("scaled"))
@@ -217,7 +217,7 @@ def test_edited_code_of_a_handler_goes_live_with_another_revision(live, tmp_path
     handler["revision"] = "2"
     with Traffic(live, {"own": (sums, {})}) as traffic:
         live.deploy(settings)
-        poll("the edited one", lambda: b"edited" in traffic.seen["own"][-1].body)
+        poll("the edited one", lambda: b"edited" in traffic.last("own").body)
     assert not traffic.failures("own")
     assert answer_of(live, sums)["pid"] == before["pid"]
     live.deploy(first)
@@ -279,7 +279,7 @@ def test_a_tenant_with_its_own_code_goes_away(live):
         settings = changed(live)
         settings["tenants"] = [t for t in settings["tenants"] if t["name"] != "added-own"]
         live.deploy(settings)
-        poll("removed is unknown", lambda: traffic.seen["added-own"][-1].status == 404)
+        poll("removed is unknown", lambda: traffic.last("added-own").status == 404)
         traffic.wait_more()
     assert not traffic.failures("own")
     statuses = [seen.status for seen in traffic.seen["added-own"]]

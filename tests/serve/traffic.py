@@ -12,7 +12,7 @@ import torch
 from serving import poll
 
 RAW = {"content-type": "application/octet-stream"}
-PAUSE_S = 0.02
+PAUSE_S = 0.05
 
 
 def expect(kwargs, factory="mlp"):
@@ -68,6 +68,9 @@ class Traffic:
                 self.seen[name].append(Seen(began, reply.status, reply.body))
             except OSError as error:
                 self.seen[name].append(Seen(began, 0, repr(error).encode()))
+
+    def last(self, name) -> Seen:
+        return self.seen[name][-1] if self.seen[name] else Seen(0.0, 0, b"")
 
     def wait_more(self, count=10):
         """Until each tenant was asked so many times more."""
