@@ -164,16 +164,11 @@ def status(url: Url = "http://127.0.0.1:8000") -> None:
 @app.command()
 def explain(
     model: Annotated[
-        str,
-        typer.Argument(
-            help="pkg.mod:callable, what torch.export saved, or a config.", metavar="MODEL"
-        ),
+        str, typer.Argument(help="pkg.mod:callable, a saved program or a config.", metavar="MODEL")
     ],
     tenant: Annotated[str | None, typer.Argument(help="Of the config, if it has several.")] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Whose kernels.")] = "cpu",
-    units: Annotated[
-        int, typer.Option(help="Rows (or tokens) of a launch; --device cuda.", min=1)
-    ] = 1,
+    units: Annotated[int, typer.Option(help="Rows or tokens of a CUDA launch.", min=1)] = 1,
     source: Annotated[bool, typer.Option(help="Print what is generated, too.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Where the graphs are drawn.")] = None,
     tune: Annotated[

@@ -179,12 +179,13 @@ def _ending_with_ray(interrupted: threading.Event, console: Console) -> Iterator
 
     node: Any = ray._private.worker._global_node
     node_id = ray.get_runtime_context().get_node_id()
-    over = threading.Event()
+    over, is_seen = threading.Event(), threading.Event()
 
     def watch() -> None:
         while not over.wait(POLL_S):
             ended = [kind for kind, _ in node.dead_processes() if kind in NEEDED]
             if ended and not over.is_set():
+                is_seen.set()
                 if not interrupted.is_set():
                     logs = f"{_session_folder()}/logs"
                     console.print(f"Ray has ended, its {ended[0]} is gone: see {logs}")
@@ -199,9 +200,14 @@ def _ending_with_ray(interrupted: threading.Event, console: Console) -> Iterator
                 _end_haproxy(node_id)
                 os._exit(0 if interrupted.is_set() else 1)
 
-    threading.Thread(target=watch, daemon=True, name="coissue-watch").start()
+    watching = threading.Thread(target=watch, daemon=True, name="coissue-watch")
+    watching.start()
     try:
         yield
+    except Exception:  # perhaps of a call that Ray's end failed before it was seen
+        if is_seen.wait(2 * POLL_S):
+            watching.join()  # it ends this process
+        raise
     finally:
         over.set()
 
