@@ -17,6 +17,8 @@ class Shared:
         self._stack = ExitStack()
 
     def get(self, folders, cache) -> Up:
+        if self._up is not None and self._up.process.poll() is not None:
+            self.end()
         if self._up is None:
             settings = make_settings(cache, SERVED | BROKEN)
             self._up = self._stack.enter_context(Up(folders.mktemp("up"), settings))
@@ -49,7 +51,13 @@ def up(running):
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: "running" not in getattr(item, "fixturenames", ()))
+    """Those that share it first; among them, last, those that end it."""
+
+    def place(item):
+        is_shared = "running" in getattr(item, "fixturenames", ())
+        return not is_shared, is_shared and "shutdown" in item.path.name
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -47,27 +47,25 @@ def test_terminated_before_the_tenants_are_ready(cache, tmp_path):
         assert "Traceback" not in up.log.read_text()
 
 
-@pytest.mark.parametrize(
-    ("title", "number", "status"),
-    [
-        # As a service manager ends a unit: Ray gets it too, and nobody waits for Ray then.
-        ("", signal.SIGTERM, 0),
-        ("gcs_server", signal.SIGKILL, 1),
-    ],
-)
-def test_it_ends_with_its_ray_and_leaves_no_process(cache, tmp_path, title, number, status):
+def check_end(up, title, number, status):
+    """Processes with `title` get signal `number`; the rest ends with this status."""
+    up.wait_settled()
+    mine = up.processes()
+    for process in (process for process in mine if title in process.title):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+    assert up.process.wait(WAIT_S) == status
+    poll("no process is left", lambda: not still_there(mine))
+    # Ray's own library may have said something before or after.
+    said = [s for s in up.log.read_text().splitlines() if s.startswith("Ray has ended, its ")]
+    assert len(said) == status
+    assert "Traceback" not in up.log.read_text()
+
+
+def test_a_signal_to_all_processes_ends_them(cache, tmp_path):
+    """As a service manager ends a unit: Ray gets it too, and nobody waits for Ray then."""
     with Up(tmp_path, make_settings(cache, ONE)) as up:
-        up.wait_settled()
-        mine = up.processes()
-        for process in (process for process in mine if title in process.title):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, number)
-        assert up.process.wait(WAIT_S) == status
-        poll("no process is left", lambda: not still_there(mine))
-        # Ray's own library may have said something before or after.
-        said = [s for s in up.log.read_text().splitlines() if s.startswith("Ray has ended, its ")]
-        assert len(said) == status
-        assert "Traceback" not in up.log.read_text()
+        check_end(up, "", signal.SIGTERM, 0)
 
 
 def run_up(path, *options):
@@ -108,6 +106,11 @@ def test_port_in_use_is_told_before_anything_starts(up, tmp_path):
     run = run_up(path)
     assert (run.returncode, run.stdout) == (1, "")
     assert re.fullmatch(rf"http_options\.port: .*{up.port}.*\n", run.stderr)
+
+
+def test_it_ends_with_its_ray_and_leaves_no_process(up):
+    """The application of many tests: it is the last of them."""
+    check_end(up, "gcs_server", signal.SIGKILL, 1)
 
 
 def test_a_scheduler_that_cannot_start_ends_it_with_the_reason(cache, tmp_path):
