@@ -48,8 +48,8 @@ serve: setup  ## serve the demo's tenants on 127.0.0.1:8000 until Ctrl-C
 	@$(BIN)/python -m load_tests.demo.train
 	@$(BIN)/coissue up configs/demo.yaml
 
-test: setup  ## all tests that this machine can run
-	@$(BIN)/python -m pytest -n 3
+test: setup  ## all tests that this machine can run, but those of `make check`
+	@$(BIN)/python -m pytest -n 3 --ignore=tests/architecture
 
 check: setup  ## lint, format, types, architecture
 	@$(BIN)/ruff check .
