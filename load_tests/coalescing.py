@@ -46,9 +46,6 @@ from load_tests.demo.data import ROOT
 TENANTS = (2, 4, 8, 16, 32)
 ROUNDS = 9
 AGAIN_BELOW = 0.97
-#: Each way is tried so often, so long, before one is chosen.
-CHOICES = 7
-CHOICE_SECONDS = 0.005
 ROUNDS_AGAIN = 45
 #: Seconds of one way in one round, about; at least one repetition.
 ROUND_SECONDS = 0.05
@@ -132,19 +129,9 @@ class Case:
         self.joins = self._choose()
 
     def _choose(self) -> bool:
-        """As the scheduler would, which learns from every launch: whether one launch beats one
-        after the other where each follows others of its kind. The fastest of a few calls says
-        little: with weights in two forms, some calls find theirs in the cache by chance."""
-        ways = (self.time_only, self.together)
-        inner = [max(1, int(CHOICE_SECONDS / measure_best(way, 2))) for way in ways]
-        took: list[list[float]] = [[], []]
-        for _ in range(CHOICES):
-            for way, calls, found in zip(ways, inner, took, strict=True):
-                start = time.perf_counter()
-                for _ in range(calls):
-                    way()
-                found.append((time.perf_counter() - start) / calls)
-        apart, together = map(statistics.median, took)
+        """As the scheduler would: whether one launch is predicted to beat one after the other."""
+        apart = measure_best(self.time_only)
+        together = measure_best(self.together)
         return together <= apart
 
     def close(self) -> None:
@@ -179,7 +166,7 @@ class Case:
         (self.together if self.joins else self.time_only)()
 
 
-def measure_best(call: Any, repeats: int) -> float:
+def measure_best(call: Any, repeats: int = 5) -> float:
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -173,7 +173,9 @@ def explain(
     svg: Annotated[Path | None, typer.Option(help="Where the graphs are drawn.")] = None,
     tune: Annotated[
         float,
-        typer.Option(help="Times ops first, for later too.", min=0, max=86_400, metavar="SECONDS"),
+        typer.Option(
+            help="Time single ops first; kept for later.", min=0, max=86_400, metavar="SECONDS"
+        ),
     ] = 0,
 ) -> None:
     """Show what the stitching compiler makes of a model's memory-bound ops, and why not more."""

@@ -23,6 +23,7 @@ from coissue.deployments.http.errors import HttpError, explain, malformed
 
 if TYPE_CHECKING:
     from coissue.deployments.channel.frames import PortInfo, TenantInfo
+    from coissue.deployments.handlers import Arrays
 
 #: IR dtype -> datatype of the Open Inference Protocol.
 DATATYPES: Final = {
@@ -33,7 +34,6 @@ BINARY_ONLY: Final = frozenset({"f16", "bf16"})
 DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 #: Encoding so many numbers takes 1 to 3 ms: a loop has something else to do after that.
 VALUES_AT_ONCE: Final = 16_384
-Arrays = Mapping[str, Any]
 _SCALARS: Final[dict[str, type]] = {"b": bool, "i": int, "u": int, "f": float}
 
 

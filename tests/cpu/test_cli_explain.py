@@ -11,7 +11,6 @@ import test_host
 import torch
 from typer.testing import CliRunner
 
-from coissue.deployments.cli.explain import find_model
 from coissue.deployments.cli.main import app
 from coissue.deployments.config_file import IMPORT_PATH
 
@@ -76,7 +75,7 @@ def test_a_factory_a_saved_program_and_the_only_tenant_of_a_config(config, norms
     one = json.loads(config.read_text())
     del one["applications"][0]["args"]["tenants"][1]
     (tmp_path / "one.yaml").write_text(json.dumps(one))
-    assert find_model(str(tmp_path / "one.yaml"), None)[0].name == "norms"
+    assert explain(tmp_path / "one.yaml", "--source").stdout == norms
     assert "TENANT: missing, one of: norms, broken" in explain(config).output
 
 

@@ -39,22 +39,18 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def running(tmp_path_factory, cache):
-    return SHARED.get(tmp_path_factory, cache)
-
-
-@pytest.fixture
-def up(running):
+def up(tmp_path_factory, cache):
     """The application with every tenant settled, whatever the test before did to it."""
-    running.wait_settled()
-    return running
+    found = SHARED.get(tmp_path_factory, cache)
+    found.wait_settled()
+    return found
 
 
 def pytest_collection_modifyitems(items):
     """Those that share it first; among them, last, those that end it."""
 
     def place(item):
-        is_shared = "running" in getattr(item, "fixturenames", ())
+        is_shared = "up" in getattr(item, "fixturenames", ())
         return not is_shared, is_shared and "shutdown" in item.path.name
 
     items.sort(key=place)
@@ -62,7 +58,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    if "running" not in getattr(item, "fixturenames", ()):
+    if "up" not in getattr(item, "fixturenames", ()):
         SHARED.end()
 
 

@@ -230,15 +230,14 @@ class Up:
             self.ray("deploy", "serve.yaml")
             return time.monotonic()
         token = (Path.home() / ".ray/auth_token").read_text().strip()
-        reply = urllib.request.urlopen(
-            urllib.request.Request(
-                f"{self.dashboard()}/api/serve/applications/",
-                (self.folder / "serve.yaml").read_bytes(),
-                {"authorization": f"Bearer {token}", "content-type": "application/json"},
-                method="PUT",
-            )
+        request = urllib.request.Request(
+            f"{self.dashboard()}/api/serve/applications/",
+            (self.folder / "serve.yaml").read_bytes(),
+            {"authorization": f"Bearer {token}", "content-type": "application/json"},
+            method="PUT",
         )
-        assert reply.status == 200
+        with urllib.request.urlopen(request, timeout=WAIT_S) as reply:
+            assert reply.status == 200
         return time.monotonic()
 
     def tenant(self, name: str) -> dict:

@@ -12,7 +12,7 @@ import torch
 from serving import poll
 
 RAW = {"content-type": "application/octet-stream"}
-PAUSE_S = 0.05
+PAUSE_S = 0.02
 
 
 def expect(kwargs, factory="mlp"):
