@@ -204,8 +204,10 @@ def _ending_with_ray(interrupted: threading.Event, console: Console) -> Iterator
     watching.start()
     try:
         yield
-    except Exception:  # perhaps of a call that Ray's end failed before it was seen
-        if is_seen.wait(2 * POLL_S):
+    except Exception as error:  # perhaps of a call that Ray's end failed before it was seen
+        # Told to end, Ray's processes refuse calls first and may take seconds until they are gone.
+        is_of_ray = isinstance(error, ray.exceptions.RayError)
+        if is_seen.wait(STOP_S if is_of_ray else 2 * POLL_S):
             watching.join()  # it ends this process
         raise
     finally:

@@ -54,7 +54,7 @@ def check_end(up, title, number, status):
     for process in (process for process in mine if title in process.title):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)
-    assert up.process.wait(WAIT_S) == status
+    assert up.process.wait(WAIT_S) == status, up.log.read_text()
     poll("no process is left", lambda: not still_there(mine))
     # Ray's own library may have said something before or after.
     said = [s for s in up.log.read_text().splitlines() if s.startswith("Ray has ended, its ")]
