@@ -36,8 +36,10 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from coissue.kernels.cost_table import CostTable
 from coissue.kernels.cpu.border import Arrival, Border, enter
 from coissue.kernels.cpu.device import BoundKernel, CpuDevice, DeviceSegment
+from coissue.kernels.cpu.measure import measure
 from coissue.kernels.ir import Dim, Op, Port, Program, R, Type, Weight, fixed
 from coissue.kernels.passes.pipeline import lower
 from load_tests import results
@@ -108,7 +110,9 @@ def make_program(shape: Shape, seed: int) -> tuple[Program, dict[str, np.ndarray
 class Case:
     """`tenants` requests of one shape, and the three ways to compute them."""
 
-    def __init__(self, device: CpuDevice, shape: Shape, tenants: int, *, shared: bool) -> None:
+    def __init__(
+        self, device: CpuDevice, table: CostTable, shape: Shape, tenants: int, *, shared: bool
+    ) -> None:
         self._device = device
         self._held: list[str] = []
         self.members: list[Member] = []
@@ -126,13 +130,18 @@ class Case:
         self._rows = shape.rows
         self._sets = 1 if shared else tenants
         self._pool = ThreadPoolExecutor(tenants)
-        self.joins = self._choose()
+        self.joins = self._choose(table)
 
-    def _choose(self) -> bool:
-        """As the scheduler would: whether one launch is predicted to beat one after the other."""
-        apart = measure_best(self.time_only)
-        together = measure_best(self.together)
-        return together <= apart
+    def _choose(self, table: CostTable) -> bool:
+        """As the scheduler does: whether one launch is predicted to take no more than one after the
+        other, by what is measured when a tenant is attached."""
+        signature = self._lowered.kernels[0].signature
+        if signature not in table:
+            for _ in measure(self._device, table, self._lowered, 0):
+                pass
+        count, rows = len(self.members), self._rows
+        together = table.predict_ns(signature, count * rows, count, self._sets)
+        return together <= count * table.predict_ns(signature, rows, 1, 1)
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -206,6 +215,7 @@ def run(shapes: list[Shape], console: Console) -> dict[str, Any]:
             threads=1, memory_bytes=WEIGHT_BYTES_MAX + (1 << 30), cache_dir=Path(folder)
         )
         for shape in shapes:
+            table = CostTable()
             for shared in (True, False):
                 for tenants in TENANTS:
                     size = 4 * shape.width_in * shape.width_out * (1 if shared else tenants)
@@ -213,7 +223,7 @@ def run(shapes: list[Shape], console: Console) -> dict[str, Any]:
                     if size > WEIGHT_BYTES_MAX:
                         skipped.append(f"{shape.size}, {tenants} tenants, {weights}")
                         continue
-                    case = Case(device, shape, tenants, shared=shared)
+                    case = Case(device, table, shape, tenants, shared=shared)
                     found: dict[str, Any] = compare(case, ROUNDS)
                     if min(found.values()) < AGAIN_BELOW:
                         found = {**compare(case, ROUNDS_AGAIN), "first": found}

@@ -11,18 +11,17 @@ have had of late (which may come at any moment), and its rows may run apart, it 
 
 Requests whose last launch was the same lie together on the device; a launch of others has to join
 their inputs first, and is predicted so. If that costs more than one launch for all saves, only
-those who lie with the lead already go with it. (Counting what common launches would save on the
-rest of the way too was tried: larger groups, no more goodput, and up to a third longer median
-latency.)
+those who lie with the lead already go with it. Likewise, if a launch for each set of weights is
+predicted to take less, only those with the lead's; and if one for each request does, nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from heapq import heappop
-from typing import final
+from typing import Final, final
 
-from coissue.scheduler.messages import Launch, WeightsId
+from coissue.scheduler.messages import Launch, SignatureId, WeightsId
 from coissue.scheduler.ports import MS, CoreLimits, CostView
 from coissue.scheduler.program import count_parts
 from coissue.scheduler.ready import LATE, PRIORITIES, Entry, Kernel, Ready, ReadyQueue
@@ -38,10 +37,20 @@ _NEVER = 1 << 62
 _TIGHT = 4
 _NO_WEIGHTS: Set[WeightsId] = frozenset()
 
+#: What members of a launch may have in common.
+_Key = Callable[[Kernel], int]
+
 
 def place(kernel: Kernel) -> int:
     """The last launch of its request, with whose other members it lies together; 0: it is new."""
     return kernel.request.lane >> LANE_BITS
+
+
+_KEYS: Final = (place, lambda kernel: kernel.weights, lambda kernel: kernel.request.id)
+
+
+def _is_mate(kernel: Kernel, lead: Kernel, keys: list[_Key]) -> bool:
+    return all(key(kernel) == key(lead) for key in keys)
 
 
 @final
@@ -96,7 +105,7 @@ class Batch:
         self.units += sum(kernel.units for kernel in kernels)
         self.weights = {kernel.weights for kernel in self.members}
         self.places = {place(kernel) for kernel in self.members}
-        self.predicted_ns = self._predict_ns(cost, joins=len(self.places) > 1)
+        self.predicted_ns = _predict_ns(self.signature, self.members, cost)
 
     def grow(self, entries: list[Entry], cost: CostView, now_ns: int, end_ns: int) -> bool:
         """Takes the entries in if all can be done by `end_ns` and nobody misses for it."""
@@ -125,22 +134,25 @@ class Batch:
         self.members, self.weights, self.places = [lead], _NO_WEIGHTS, {place(lead)}
         self.units, self.done_by_ns, self.predicted_ns = units, done_by_ns, predicted_ns
 
-    def pays(self, cost: CostView) -> bool:
-        """False: joining the members' inputs costs more than launching them together saves."""
-        if self._predict_ns(cost, joins=False) == self.predicted_ns:
-            return True
-        apart: dict[int, list[Kernel]] = {}
-        for kernel in self.members:
-            apart.setdefault(place(kernel), []).append(kernel)
-        apart_ns = 0
-        for own in apart.values():
-            units, sets = sum(k.units for k in own), len({k.weights for k in own})
-            apart_ns += cost.predict_ns(self.signature, units, len(own), sets)
-        return self.predicted_ns <= apart_ns
+    def find_costly(self, cost: CostView) -> _Key | None:
+        """In what the members differ although a launch for each of it is predicted to take less."""
+        least_ns = cost.predict_ns(self.signature, min(k.units for k in self.members), 1, 1)
+        for key in _KEYS:
+            apart: dict[int, list[Kernel]] = {}
+            for kernel in self.members:
+                apart.setdefault(key(kernel), []).append(kernel)
+            if len(apart) * least_ns < self.predicted_ns:  # most end here
+                groups_ns = [_predict_ns(self.signature, own, cost) for own in apart.values()]
+                if sum(groups_ns) < self.predicted_ns:
+                    return key
+        return None
 
-    def _predict_ns(self, cost: CostView, *, joins: bool) -> int:
-        count, sets = len(self.members), len(self.weights) or 1
-        return cost.predict_ns(self.signature, self.units, count, sets, joins)
+
+def _predict_ns(signature: SignatureId, kernels: list[Kernel], cost: CostView) -> int:
+    """Of a launch of these kernels."""
+    units, sets = sum(k.units for k in kernels), len({k.weights for k in kernels})
+    joins = len({place(kernel) for kernel in kernels}) > 1
+    return cost.predict_ns(signature, units, len(kernels), sets, joins)
 
 
 def coalesce(
@@ -162,14 +174,16 @@ def coalesce(
         end_ns = latest_end(ready, lead, now_ns + batch.predicted_ns, now_ns + bound_ns)
         last_priority = LATE if priority == LATE else PRIORITIES
         first = batch.units, batch.done_by_ns, batch.predicted_ns
-        taken = _join(batch, lead, ready, limits.segments, cost, now_ns, end_ns, last_priority)
-        others = len(batch.places) > 1
-        if others and not batch.pays(cost):
+        more = lead, ready, limits.segments, cost, now_ns, end_ns, last_priority
+        taken = _join(batch, *more)
+        if len(batch.places) == 1:
+            taken += _join_mates(batch, [place], *more)
+        keys: list[_Key] = []
+        while (key := batch.find_costly(cost)) is not None:
+            keys.append(key)
             batch.leave(*first)
             ready.put_back(lead, taken)
-            others = False
-        if not others:
-            _join_mates(batch, lead, ready, limits.segments, cost, now_ns, end_ns, last_priority)
+            taken = _join_mates(batch, keys, *more)
     lead.group_hint = len(batch.members)
     lead.held_since_ns = 0
     ready.commit(batch.members)
@@ -201,20 +215,21 @@ def _join(
 
 
 def _join_mates(
-    batch: Batch, queue: ReadyQueue, ready: Ready, most: int, cost: CostView, now_ns: int,
-    end_ns: int, last_priority: int,
-) -> None:  # fmt: skip
-    """Takes in who lies with the lead, behind others for whom a join is too long or does not pay;
-    about as many as fit."""
-    head = queue.head()
-    if head is None or (len(batch.members) > 1 and place(head[3]) in batch.places):
-        return  # nobody else was in the way
+    batch: Batch, keys: list[_Key], queue: ReadyQueue, ready: Ready, most: int, cost: CostView,
+    now_ns: int, end_ns: int, last_priority: int,
+) -> list[Entry]:  # fmt: skip
+    """Takes in who is like the lead by all `keys`, behind others for whom a join is too long or
+    does not pay; about as many as fit. Who they are."""
+    lead, head = batch.members[0], queue.head()
+    if head is None or (len(batch.members) > 1 and _is_mate(head[3], lead, keys)):
+        return []  # nobody else was in the way
     taken = ready.pop(queue, min(_MATES, most - len(batch.members)), last_priority)
-    mates = [entry for entry in taken if place(entry[3]) in batch.places]
-    ready.put_back(queue, [entry for entry in taken if place(entry[3]) not in batch.places])
+    mates = [entry for entry in taken if _is_mate(entry[3], lead, keys)]
+    ready.put_back(queue, [entry for entry in taken if not _is_mate(entry[3], lead, keys)])
     while mates and not batch.grow(mates, cost, now_ns, end_ns):
         ready.put_back(queue, mates[len(mates) // 2 :])
         del mates[len(mates) // 2 :]
+    return mates
 
 
 def latest_end(ready: Ready, queue: ReadyQueue, alone_ns: int, end_ns: int) -> int:

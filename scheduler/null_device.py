@@ -55,14 +55,9 @@ class LinearCost:
         return fixed_ns + units * unit_ns + (sets - 1) * self.set_ns
 
     def observe_ns(
-        self,
-        signature: SignatureId,
-        units: int,
-        segments: int,
-        sets: int,
-        took_ns: int,
+        self, signature: SignatureId, units: int, segments: int, sets: int, took_ns: int,
         joins: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Nothing to learn."""
 
 

@@ -50,14 +50,9 @@ class CostView(Protocol):
         """
 
     def observe_ns(
-        self,
-        signature: SignatureId,
-        units: int,
-        segments: int,
-        sets: int,
-        took_ns: int,
+        self, signature: SignatureId, units: int, segments: int, sets: int, took_ns: int,
         joins: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """A launch of this size took so long."""
 
 

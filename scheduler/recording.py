@@ -74,14 +74,9 @@ class Recorder:
         return answer_ns
 
     def observe_ns(
-        self,
-        signature: SignatureId,
-        units: int,
-        segments: int,
-        sets: int,
-        took_ns: int,
+        self, signature: SignatureId, units: int, segments: int, sets: int, took_ns: int,
         joins: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._cost.observe_ns(signature, units, segments, sets, took_ns, joins)
 
     def record(self, events: Sequence[Event], commands: Sequence[Command]) -> None:
@@ -162,14 +157,9 @@ class _Told:
         return self._known[asked]
 
     def observe_ns(
-        self,
-        signature: SignatureId,
-        units: int,
-        segments: int,
-        sets: int,
-        took_ns: int,
+        self, signature: SignatureId, units: int, segments: int, sets: int, took_ns: int,
         joins: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """What was learned shows in the answers."""
 
 

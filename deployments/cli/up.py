@@ -206,8 +206,7 @@ def _ending_with_ray(interrupted: threading.Event, console: Console) -> Iterator
         yield
     except Exception as error:  # perhaps of a call that Ray's end failed before it was seen
         # Told to end, Ray's processes refuse calls first and may take seconds until they are gone.
-        is_of_ray = isinstance(error, ray.exceptions.RayError)
-        if is_seen.wait(STOP_S if is_of_ray else 2 * POLL_S):
+        if is_seen.wait(STOP_S if isinstance(error, ray.exceptions.RayError) else 2 * POLL_S):
             watching.join()  # it ends this process
         raise
     finally:
@@ -231,7 +230,6 @@ def _end_haproxy(node: str) -> None:
             command = (entry / "cmdline").read_bytes()
             if b"haproxy" in command and node.encode() in command:
                 os.kill(int(entry.name), signal.SIGTERM)
-
     for path in (
         constants.RAY_SERVE_HAPROXY_CONFIG_FILE_LOC,
         constants.RAY_SERVE_HAPROXY_SOCKET_PATH,

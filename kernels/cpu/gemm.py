@@ -216,13 +216,16 @@ class Gemm:
             if stacked is not None:
                 return stacked
         out, stop = x.new_empty((x.shape[0], self._n)), 0
+        kn = self._chosen[_entry(rows)][0] == "kn"
         for w, b, rows in parts:
             start, stop = stop, stop + rows
-            part, kn, into = x[start:stop], w.as_kn(self._layout), out[start:stop]
-            if b is None:
-                torch.mm(part, kn, out=into)
+            part, into = x[start:stop], out[start:stop]
+            if not kn:  # by the provider of launches of one weight, or those would be faster
+                into.copy_(self.one(part, w, b))
+            elif b is None:
+                torch.mm(part, w.as_kn(self._layout), out=into)
             else:
-                torch.addmm(b.plain, part, kn, out=into)
+                torch.addmm(b.plain, part, w.as_kn(self._layout), out=into)
         return out
 
     def _stacked(self, x: torch.Tensor, parts: Sequence[Part], rows: int) -> torch.Tensor | None:

@@ -27,11 +27,15 @@ from coissue.kernels.cpu.frame import Packing
 from coissue.kernels.lowered import Lowered
 from coissue.kernels.optable.base import KINDS
 
-#: Launches timed per point, after one to warm up; the fastest counts, for whatever else the machine
-#: does only adds time, and what it does all the time is corrected for while serving.
+#: Launches timed per point at least, after one to warm up; the fastest counts, for whatever else
+#: the machine does only adds time, and what it does all the time is corrected for while serving.
 REPEATS = 5
+#: Short launches are timed for so long, or so many of them: five differ by chance more than what
+#: is to be decided by them.
+POINT_NS = 500_000
+REPEATS_MAX = 40
 #: Changes whenever points are chosen or timed differently: older stored points are not read.
-GRID = 3
+GRID = 4
 UNITS = (1, 8, 64, 256)
 SEGMENTS = (1, 8)
 WEIGHT_SETS = (1, 4)
@@ -102,7 +106,7 @@ def _twins(bound: BoundKernel, count: int) -> list[BoundKernel]:
 def _time_ns(
     run: _Run, lowered: Lowered, index: int, chosen: Sequence[BoundKernel], units: int
 ) -> tuple[int, int]:
-    """Units done, and the least time of `REPEATS` launches of about `units` over `chosen`."""
+    """Units done, and the least time of some launches of about `units` over `chosen`."""
     per_token = lowered.kernels[index].per_token
     limit = max(lowered.program.tokens_limit, 1)
     share = units // len(chosen)
@@ -110,9 +114,9 @@ def _time_ns(
     rows, tokens = (-(-share // limit), min(share, limit)) if per_token else (share, min(limit, 8))
 
     def launch(whole: int) -> int:
-        times = []
+        times: list[int] = []
         inputs = _together(lowered, index, rows, tokens, len(chosen), whole)
-        for _ in range(REPEATS + 1):
+        while len(times) <= REPEATS or (len(times) < REPEATS_MAX and sum(times) < POINT_NS):
             pairs = zip(chosen, inputs, strict=True)
             launched = [DeviceSegment(bound, rows, tokens, dict(own)) for bound, own in pairs]
             start_ns = time.perf_counter_ns()

@@ -3,7 +3,11 @@ not made."""
 
 from __future__ import annotations
 
+import random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scheduler_fakes import Bench, chain, kernel, launched, launches, tenant
 
 from coissue.scheduler.null_device import LinearCost
@@ -71,3 +75,67 @@ def test_mates_go_as_far_as_they_fit_past_one_whose_join_takes_too_long():
     # At most five are done by 1010; half of the seven behind the lead are tried next.
     assert [segment.request for segment in first.segments] == [1, 2, 3, 4]
     assert not first.joins
+
+
+def three_weights() -> list:
+    return [tenant(name, kernel(7, weights=n)) for n, name in enumerate("abc")]
+
+
+@pytest.mark.parametrize(("set_ns", "groups"), [(100, [[1, 2, 3, 4]]), (140, [[1, 4], [2], [3]])])
+def test_weights_share_a_launch_as_long_as_one_for_each_takes_no_less(set_ns, groups):
+    """Of four, two have the same weights: two further sets against two further launches."""
+    bench = Bench(*three_weights(), cost=LinearCost(100, 10, set_ns))
+    commands = bench.send(*[bench.submit(n, name) for n, name in enumerate("abca", 1)])
+    found = []
+    while launches(commands):
+        found += [[request for request, _ in group] for group in launched(commands)]
+        commands = bench.land(launches(commands)[0])
+    assert found == groups
+
+
+class Steep(LinearCost):
+    """A launch of more than two units falls out of the cache."""
+
+    def predict_ns(self, signature, units, segments, sets, joins=False):
+        return 100 + 10 * units + (1000 if units > 2 else 0)
+
+
+def test_what_takes_less_one_by_one_goes_one_by_one():
+    bench = Bench(tenant("a", kernel(7)), cost=Steep())
+    commands = bench.send(*[bench.submit(n, rows=2) for n in (1, 2, 3)])
+    found = []
+    while launches(commands):
+        found += [[request for request, _ in group] for group in launched(commands)]
+        commands = bench.land(launches(commands)[0])
+    assert found == [[1], [2], [3]]
+
+
+@given(st.integers(0, 2**32), st.integers(0, 300), st.integers(0, 60), st.integers(0, 40))
+@settings(max_examples=100, deadline=None)
+def test_no_launch_is_predicted_to_take_longer_than_its_requests_one_by_one(
+    seed, set_ns, join_unit_ns, square_ns
+):
+    """Whatever sets of weights, joins and more units cost."""
+
+    class Cost(LinearCost):
+        def predict_ns(self, signature, units, segments, sets, joins=False):
+            linear_ns = LinearCost.predict_ns(self, signature, units, segments, sets, joins)
+            return linear_ns + square_ns * units * units
+
+    rng = random.Random(seed)
+    cost = Cost(100, 10, set_ns, join_unit_ns=join_unit_ns)
+    own = [tenant(n, *chain(7, 8, 7, weights=w), limit=99) for w, n in enumerate("abc")]
+    bench = Bench(*own, cost=cost)
+    rows = {number: rng.randint(1, 3) for number in range(1, 25)}
+    waiting, flying, shared = list(rows), [], 0
+    while waiting or flying:
+        some = [waiting.pop() for _ in range(min(len(waiting), rng.randrange(6)))]
+        commands = bench.send(*[bench.submit(n, rng.choice("abc"), rows=rows[n]) for n in some])
+        if flying:
+            commands += bench.land(flying.pop(0))
+        flying += launches(commands)
+        for launch in launches(commands):
+            alone = [cost.predict_ns(7, rows[segment.request], 1, 1) for segment in launch.segments]
+            assert launch.predicted_ns <= sum(alone)
+            shared += len(alone) > 1
+    assert shared or set_ns + join_unit_ns + square_ns > 0
