@@ -61,7 +61,7 @@ class DeviceSettings(Settings):
     memory_mib: int = Field(default=4096, ge=64, le=16_777_216)
     #: Memory-bound ops as generated C++, built in the background where a compiler is there. An
     #: answer may differ in its last bits before and after; exact tenants keep the op table.
-    native_kernels: bool = False
+    native_kernels: bool = True
     #: Measured tables and compiled kernels are kept here; empty: `~/.cache/coissue`.
     cache: FilePath = ""
 

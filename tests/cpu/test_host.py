@@ -38,7 +38,7 @@ HALF = ("half", {})
 def make_settings(cache, models=MODELS, **scheduler) -> AppSettings:
     return AppSettings.model_validate(
         {
-            "device": {"memory_mib": 256, "cache": str(cache)},
+            "device": {"memory_mib": 256, "cache": str(cache), "native_kernels": False},
             "scheduler": {"metrics_port": 0, **scheduler},
             "slo_classes": {"fast": {"deadline_ms": 5000}},
             "tenants": [

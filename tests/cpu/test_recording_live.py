@@ -28,7 +28,7 @@ def recording(tmp_path_factory):
     root = tmp_path_factory.mktemp("recording")
     settings = AppSettings.model_validate(
         {
-            "device": {"memory_mib": 256, "cache": str(root / "cache")},
+            "device": {"memory_mib": 256, "cache": str(root / "cache"), "native_kernels": False},
             "scheduler": {"metrics_port": None, "record_to": str(root / "run.jsonl")},
             "slo_classes": {"fast": {"deadline_ms": 5000}},
             "tenants": [

@@ -61,7 +61,7 @@ EXTRA = {
 
 def make_settings(cache, tenants) -> dict:
     return {
-        "device": {"memory_mib": 200, "cache": str(cache)},
+        "device": {"memory_mib": 200, "cache": str(cache), "native_kernels": False},
         "scheduler": {"metrics_port": None},
         # Deadlines that a busy machine keeps too.
         "slo_classes": {

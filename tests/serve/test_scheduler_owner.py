@@ -12,7 +12,7 @@ from coissue.deployments.run_dir import RunDir
 from coissue.deployments.settings import AppSettings
 
 settings = AppSettings.model_validate({
-    "device": {"cache": sys.argv[1]},
+    "device": {"cache": sys.argv[1], "native_kernels": False},
     "scheduler": {"metrics_port": None, "health": {"orphan_timeout_ms": 3000}},
     "slo_classes": {"fast": {"deadline_ms": 10}},
     "tenants": [{"name": "a", "model": {"factory": "m:f"}, "slo": "fast"}],
