@@ -2,15 +2,16 @@
 
 `predict_ns` interpolates between measured points and never guesses low: below the smallest measured
 point it answers with that point, above the largest it goes on in a straight line; it never falls
-when an argument grows. What launches really took moves one correction factor per signature, by at
-most `STEP_LIMIT` at a time, so one outlier (a page fault, a busy neighbour) hardly counts and a
-lasting change is followed. Where the error differs by size, as after a point that was measured in a
-busy moment, the points themselves are bent every `BEND_AFTER` launches. Points are measured with
-inputs that lie together; what a launch takes longer when its segments' inputs must be joined first
-is measured by itself and comes on top.
+when an argument grows. A launch with more weight sets than were measured takes as long as several
+with as many as were, for that is how it runs. What launches really took moves one correction factor
+per signature, by at most `STEP_LIMIT` at a time, so one outlier (a page fault, a busy neighbour)
+hardly counts and a lasting change is followed. Where the error differs by size, as after a point
+that was measured in a busy moment, the points themselves are bent every `BEND_AFTER` launches.
+Points are measured with inputs that lie together; what a launch takes longer when its segments'
+inputs must be joined first is measured by itself and comes on top.
 
 Rules: pure data and arithmetic, no clock, no torch; times in ns. Asked by the scheduler for every
-candidate of a launch, so answers are kept until the next `record`.
+candidate of a launch, so answers are kept until the points change.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import exp, log
+from math import exp, inf, log
 from pathlib import Path
 from typing import Final
 
@@ -37,8 +38,8 @@ BEND_LEAST: Final = 4.0
 #: Answer for a signature never measured: a fixed part and a part per unit.
 UNKNOWN_NS: Final = 1_000_000
 UNKNOWN_UNIT_NS: Final = 10_000
-#: Predictions kept; beyond it all are computed anew.
-KEPT_LIMIT: Final = 100_000
+#: Predictions kept of a signature; beyond it all are computed anew.
+KEPT_LIMIT: Final = 10_000
 
 
 _Points = dict[int, dict[int, dict[int, int]]]
@@ -59,11 +60,34 @@ class _Entry:
     #: Mean of |measured - predicted| / measured, and of how many launches.
     error: float = 0.0
     launch_count: int = 0
+    #: Weight sets -> what is predicted by `points`, and by `joins`; empty when those have changed.
+    grids: dict[int, _Grid] = field(default_factory=dict)
+    join_grids: dict[int, _Grid] = field(default_factory=dict)
+    #: Predictions by the points alone: (units, segments, weight sets, joins) -> ns.
+    kept: dict[tuple[int, int, int, bool], float] = field(default_factory=dict)
     #: All units of points, sorted.
     places: list[int] = field(default_factory=list)
     #: Units of points -> launches near them since points were bent, and the sum of the logarithms
     #: of measured over predicted.
     near: dict[int, list[float]] = field(default_factory=dict)
+
+    def forget_grids(self) -> None:
+        """The points have changed."""
+        self.grids, self.join_grids, self.kept = {}, {}, {}
+
+    def predict_ns(self, size: tuple[int, int, int, bool]) -> float:
+        found = self.kept.get(size)
+        if found is None:
+            if len(self.kept) >= KEPT_LIMIT:
+                self.kept.clear()
+            units, segments, sets, joins = size
+            self.grids = self.grids or _make_grids(self.points)
+            found = _over_sets(self.grids, units, segments, sets)
+            if joins and self.joins:
+                self.join_grids = self.join_grids or _make_grids(self.joins)
+                found += self.join_grids[1].at(units, segments)
+            self.kept[size] = found
+        return found
 
 
 def save_json(path: Path, data: Mapping[str, object]) -> None:
@@ -83,9 +107,8 @@ class CostTable:
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
-        #: What was recorded, and predictions by the points alone.
+        #: What was recorded.
         self._measured: dict[_Size, int] = {}
-        self._kept: dict[_Size, float] = {}
 
     def __contains__(self, signature: str) -> bool:
         return signature in self._entries
@@ -95,9 +118,10 @@ class CostTable:
     ) -> int:
         """The device time of a launch of `units` rows or tokens in `segments` requests, whose
         inputs do not lie together yet if it `joins`."""
-        base = self._base_ns((signature, units, segments, sets, joins))
         entry = self._entries.get(signature)
-        return int(base if entry is None else base * entry.factor)
+        if entry is None or not entry.points:
+            return UNKNOWN_NS + UNKNOWN_UNIT_NS * units
+        return int(entry.predict_ns((units, segments, sets, joins)) * entry.factor)
 
     def record(
         self, signature: str, units: int, segments: int, sets: int, ns: int, joins: bool = False
@@ -110,13 +134,12 @@ class CostTable:
         points.setdefault(sets, {}).setdefault(segments, {})[units] = ns
         if not joins and units not in entry.places:
             insort(entry.places, units)
-        self._kept.clear()
+        entry.forget_grids()
 
     def forget(self, signature: str) -> None:
         """As if never measured."""
         self._entries.pop(signature, None)
         self._measured = {size: ns for size, ns in self._measured.items() if size[0] != signature}
-        self._kept.clear()
 
     def observe_ns(
         self, signature: str, units: int, segments: int, sets: int, ns: int, joins: bool = False
@@ -136,7 +159,6 @@ class CostTable:
         _note(entry, units, log(ratio))
         if entry.launch_count % BEND_AFTER == 0:
             _bend(entry)
-            self._kept.clear()
 
     def errors(self) -> dict[str, tuple[float, int]]:
         """Per signature with launches: the mean relative error of late, and how many launches."""
@@ -158,19 +180,6 @@ class CostTable:
         for signature, units, segments, sets, joins, ns in stored["points"]:
             self.record(signature, units, segments, sets, ns, joins)
         return True
-
-    def _base_ns(self, key: _Size) -> float:
-        signature, units, segments, sets, joins = key
-        if key not in self._kept:
-            entry = self._entries.get(signature)
-            if entry is None or not entry.points:
-                return UNKNOWN_NS + UNKNOWN_UNIT_NS * units
-            if len(self._kept) >= KEPT_LIMIT:
-                self._kept.clear()
-            base = _over_sets(entry.points, units, segments, sets)
-            more = _over_sets(entry.joins, units, segments, 1) if joins and entry.joins else 0
-            self._kept[key] = base + more
-        return self._kept[key]
 
 
 def _note(entry: _Entry, units: int, error: float) -> None:
@@ -195,59 +204,94 @@ def _bend(entry: _Entry) -> None:
             for place in by_units.keys() & gains.keys():
                 by_units[place] = max(1, round(by_units[place] * gains[place]))
     entry.near.clear()
+    entry.forget_grids()
 
 
-def _over_sets(points: _Points, units: int, segments: int, weight_sets: int) -> float:
-    """Interpolates over units, then segments, then weight sets. Beyond the last number of segments
-    or weight sets the slope is the same whatever `units` is, so that the answer rises with each
-    argument."""
-    most_segments = max(max(by_segments) for by_segments in points.values())
-    most_units = max(max(p) for by_segments in points.values() for p in by_segments.values())
+class _Curve:
+    """Straight lines between points; a point lower than one before it counts as equal to it."""
 
-    def over_segments(of: Mapping[int, Mapping[int, int]], units: int, segments: int) -> float:
-        curve = {s: _at(units, by_units) for s, by_units in of.items()}
-        far = {s: _at(most_units, by_units) for s, by_units in of.items()}
-        return _at(segments, curve, _slope_of_segments(of, far))
+    __slots__ = ("per_place", "places", "rise", "values")
 
-    curve = {w: over_segments(of, units, segments) for w, of in points.items()}
-    far = {w: over_segments(of, most_units, most_segments) for w, of in points.items()}
-    return _at(weight_sets, curve, _last_slope(far))
+    def __init__(self, points: Mapping[int, float]) -> None:
+        self.places = sorted(points)
+        self.values = list(accumulate((points[p] for p in self.places), max))
+        #: Beyond the last point: as between the last two, or from nothing to the only one.
+        start, low = (self.places[-2], self.values[-2]) if len(points) > 1 else (0, 0.0)
+        self.rise = (self.values[-1] - low) / (self.places[-1] - start)
+        #: The most per place at and beyond each point.
+        backwards = [v / p for p, v in zip(self.places[::-1], self.values[::-1], strict=True)]
+        self.per_place = [*accumulate(backwards, max, initial=self.rise)][::-1]
 
+    def at(self, place: float, rise: float | None = None) -> float:
+        """The first point's value below it; beyond the last point by `rise`, if it is given."""
+        places, values = self.places, self.values
+        after = bisect_left(places, place)
+        if after == 0:
+            return values[0]
+        if after == len(places):
+            return values[-1] + (self.rise if rise is None else rise) * (place - places[-1])
+        start, low = places[after - 1], values[after - 1]
+        return low + (values[after] - low) * (place - start) / (places[after] - start)
 
-def _slope_of_segments(of: Mapping[int, Mapping[int, int]], far: Mapping[int, float]) -> float:
-    """What one more segment costs: the least that was measured, at whatever units. Without joins it
-    is next to nothing, and what one long launch took longer than another by chance is not: taken
-    times the number of segments, it kept groups small."""
-    if len(of) > 1:
-        before, last = sorted(of)[-2:]
-        common = of[before].keys() & of[last].keys()
-        if common:
-            rise = min(of[last][units] - of[before][units] for units in common)
-            return max(0, rise) / (last - before)
-    return _last_slope(far)
-
-
-def _at(place: int, points: Mapping[int, float], slope: float | None = None) -> float:
-    """The value at `place`: the first point's below it, straight on beyond the last, with the last
-    two points' slope if none is given.
-
-    A point lower than one before it counts as equal to it.
-    """
-    places = sorted(points)
-    curve = list(accumulate((points[p] for p in places), max))
-    after = bisect_left(places, place)
-    if after == 0:
-        return curve[0]
-    if after < len(places):
-        low, high = places[after - 1 : after + 1]
-        return curve[after - 1] + (curve[after] - curve[after - 1]) * (place - low) / (high - low)
-    rise = _last_slope(points) if slope is None else slope
-    return curve[-1] + rise * (place - places[-1])
+    def at_most(self, place: float) -> float:
+        """Like `at`, raised so that per place it never gets more: k times a k-th never falls."""
+        after = bisect_left(self.places, place)
+        return max(self.at(place), place * self.per_place[after])
 
 
-def _last_slope(points: Mapping[int, float]) -> float:
-    """Between the last two points, or from nothing to the only one."""
-    places = sorted(points)
-    curve = list(accumulate((points[p] for p in places), max))
-    before, rise = (0, curve[-1]) if len(places) == 1 else (places[-2], curve[-1] - curve[-2])
-    return rise / (places[-1] - before)
+class _Grid:
+    """What is known of launches with one number of weight sets."""
+
+    __slots__ = ("_curves", "_group", "_segment_ns")
+
+    def __init__(self, points: Mapping[int, Mapping[int, int]], most_units: int) -> None:
+        """`points`: segments -> units -> ns."""
+        self._curves = {count: _Curve(by_units) for count, by_units in points.items()}
+        self._segment_ns = self._find_segment_ns(points, most_units)
+        #: Over units, without what the segments cost.
+        least = min(points)
+        own_ns = least * self._segment_ns
+        self._group = _Curve({p: max(0, ns - own_ns) for p, ns in points[least].items()})
+
+    def at(self, units: int, segments: int) -> float:
+        """Beyond the last number of segments the slope is the same whatever `units` is, so that the
+        answer rises with both."""
+        over = _Curve({count: curve.at(units) for count, curve in self._curves.items()})
+        return over.at(segments, self._segment_ns)
+
+    def group_ns(self, units: float) -> float:
+        """Of a launch that is one of several, to which what the segments cost comes on top."""
+        return self._group.at_most(units)
+
+    def segments_ns(self, segments: int) -> float:
+        return segments * self._segment_ns
+
+    def _find_segment_ns(self, points: Mapping[int, Mapping[int, int]], most_units: int) -> float:
+        """What one more segment costs: the least that was measured, at whatever units. Without
+        joins it is next to nothing, and what one long launch took longer than another by chance is
+        not: taken times the number of segments, it kept groups small."""
+        if len(points) > 1:
+            before, last = sorted(points)[-2:]
+            common = points[before].keys() & points[last].keys()
+            if common:
+                rise = min(points[last][units] - points[before][units] for units in common)
+                return max(0, rise) / (last - before)
+        return _Curve({s: curve.at(most_units) for s, curve in self._curves.items()}).rise
+
+
+def _make_grids(points: _Points) -> dict[int, _Grid]:
+    most = max(max(p) for by_segments in points.values() for p in by_segments.values())
+    return {sets: _Grid(by_segments, most) for sets, by_segments in points.items()}
+
+
+def _over_sets(grids: Mapping[int, _Grid], units: int, segments: int, sets: int) -> float:
+    """Between measured numbers of weight sets on the line; but no more, and beyond them no less,
+    than launches of fewer sets that each take their part of the units."""
+    over = _Curve({number: grid.at(units, segments) for number, grid in grids.items()})
+    found = over.at(sets, inf)
+    for number, grid in grids.items():
+        if number <= sets:
+            groups = sets / number
+            apart = groups * grid.group_ns(units / groups) + grid.segments_ns(segments)
+            found = min(found, max(over.at(number), apart))
+    return found

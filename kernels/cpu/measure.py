@@ -67,7 +67,8 @@ def measure(
     sets = _twins(bound, max(weight_sets) if bound.weights.weights else 1)
     for number in sorted({min(number, len(sets)) for number in weight_sets}):
         for count in sorted({max(count, number) for count in segments}):
-            for total in (total for total in units if total >= count):
+            # A unit each is what tenants with one row send.
+            for total in sorted({count, *(total for total in units if total >= count)}):
                 # By the points of one request: between few points the table has to be cautious,
                 # and what it so forbids to measure it would never learn.
                 if (

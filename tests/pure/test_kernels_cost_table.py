@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coissue.kernels.cost_table import CostTable
 
 POINT = st.tuples(
-    st.integers(1, 512), st.sampled_from([1, 4, 8]), st.sampled_from([1, 4]), st.integers(1, 10**7)
+    st.integers(1, 512),
+    st.sampled_from([1, 4, 8]),
+    st.sampled_from([1, 4, 6]),
+    st.integers(1, 10**7),
 )
 
 
@@ -33,15 +36,35 @@ def test_one_point_goes_on_in_proportion():
 
 
 def test_segments_and_weight_sets_are_between_their_points():
-    table = table_of((8, 1, 1, 100), (8, 8, 1, 170), (8, 8, 8, 870))
+    table = table_of((8, 1, 1, 100), (8, 8, 1, 170), (8, 8, 8, 590))
     assert table.predict_ns("s", 8, 4, 1) == 130
-    assert table.predict_ns("s", 8, 8, 4) == 470
+    assert table.predict_ns("s", 8, 8, 4) == 350
+
+
+def test_many_weight_sets_take_as_long_as_launches_of_fewer():
+    """Of one set each, whatever was measured of two; of as many as go together well, if they do."""
+    slow = [(1, 1, 1, 100), (64, 1, 1, 730), (64, 8, 1, 730), (64, 8, 2, 5000)]
+    assert table_of(*slow).predict_ns("s", 16, 16, 16) == 1600
+    assert table_of(*slow).predict_ns("s", 8 * 64, 8, 8) == pytest.approx(8 * 730)
+    stacked = [(1, 1, 1, 100), (64, 1, 1, 730), (64, 8, 1, 730), (8, 8, 1, 170)]
+    stacked += [(4, 4, 4, 150), (64, 4, 4, 1100), (8, 8, 4, 160), (64, 8, 4, 1100)]
+    assert table_of(*stacked).predict_ns("s", 16, 16, 16) == 600
+    assert table_of(*stacked).predict_ns("s", 2, 2, 2) < 140
+
+
+def test_what_takes_more_per_unit_when_it_is_large_is_no_cheaper_in_groups():
+    """Else more weight sets would be predicted to take less."""
+    table = table_of((1, 1, 1, 10), (8, 1, 1, 80), (16, 1, 1, 800), (16, 8, 1, 800))
+    found = [table.predict_ns("s", 16, 8, sets) for sets in (1, 2, 4, 8)]
+    assert found == sorted(found)
+    assert found[0] == 800
 
 
 def test_unknown_signature_has_an_answer():
     assert CostTable().predict_ns("never seen", 10, 1, 1) > 0
 
 
+@settings(max_examples=300)
 @given(
     st.lists(POINT, min_size=1, max_size=10),
     st.tuples(st.integers(1, 999), st.integers(1, 99), st.integers(1, 99)),
