@@ -19,8 +19,6 @@ class PlanCache(Generic[P]):
         self._limit = limit
         #: Oldest use first.
         self._plans: OrderedDict[str, P] = OrderedDict()
-        self.hit_count = 0
-        self.miss_count = 0
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -28,10 +26,8 @@ class PlanCache(Generic[P]):
     def get(self, signature: str, make: Callable[[], P]) -> P:
         """The plan of `signature`, made by `make` if it is not there."""
         if signature in self._plans:
-            self.hit_count += 1
             self._plans.move_to_end(signature)
             return self._plans[signature]
-        self.miss_count += 1
         plan = self._plans[signature] = make()
         if len(self._plans) > self._limit:
             self._plans.popitem(last=False)

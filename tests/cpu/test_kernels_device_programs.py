@@ -166,10 +166,9 @@ def test_failed_launch_changes_no_buffers(device):
 
 def test_plans_are_shared_by_signature(device):
     attach(device, "bert")
-    misses = device.plans.miss_count
-    _, second = attach(device, "bert", seed=5)
-    assert device.plans.miss_count == misses
-    assert device.plans.hit_count >= len(second.kernels)
+    plans = len(device.plans)
+    attach(device, "bert", seed=5)
+    assert len(device.plans) == plans
 
 
 @pytest.mark.parametrize("of_weights", [True, False])
