@@ -22,7 +22,6 @@ from coissue.deployments.costs import Costs
 from coissue.deployments.executor import ServedProgram
 from coissue.deployments.lookups import find_bounds
 from coissue.deployments.settings import SloClass, TenantSettings
-from coissue.kernels.cost import estimate
 from coissue.kernels.cpu.border import Arrival, Border, Reader, enter, to_tensor
 from coissue.kernels.cpu.compile import Plan
 from coissue.kernels.cpu.device import CpuDevice, DeviceSegment
@@ -31,7 +30,7 @@ from coissue.kernels.cpu.stitched import Steps
 from coissue.kernels.cpu.store import DeviceMemoryError
 from coissue.kernels.ir import Port, Program, Type, Weight
 from coissue.kernels.lowered import Kernel, Lowered
-from coissue.kernels.passes.link import cut
+from coissue.kernels.passes.link import cut, guess_times
 from coissue.kernels.passes.pipeline import lower
 from coissue.kernels.spec import SpecError, bind_sizes, check_program
 from coissue.scheduler.messages import KernelIndex, KernelSpec, SignatureId, TenantSpec, WeightsId
@@ -44,13 +43,6 @@ EMPTY: Final = Program("", (), (), (), (), (), rows_limit=1)
 
 class AttachError(Exception):
     """The tenant cannot be served; a sentence for its team."""
-
-
-#: Request size that joined kernels are sized for, and the speeds of the guess before measuring.
-JOIN_ROWS: Final = 2
-JOIN_TOKENS: Final = 16
-GUESS_FLOPS_PER_NS: Final = 40.0
-GUESS_BYTES_PER_NS: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,18 +259,6 @@ def load_artifact(folder: Path, held: Callable[[Weight, Type], bool]) -> Artifac
 def size_of(program: Program, inputs: Mapping[str, np.ndarray]) -> tuple[int, int]:
     types = [program.types[port.value] for port in program.inputs]
     return bind_sizes(types, [inputs[port.name].shape for port in program.inputs])
-
-
-def guess_times(programs: list[Lowered]) -> Callable[[Kernel], int]:
-    """Times in ns before anything was measured: they only decide which kernels are joined."""
-    times: dict[str, int] = {}
-    for lowered in programs:
-        for kernel in lowered.kernels:
-            if kernel.signature not in times:
-                cost = estimate(lowered.program, kernel.ops, kernel.outputs, JOIN_ROWS, JOIN_TOKENS)
-                guess = cost.flops / GUESS_FLOPS_PER_NS + cost.bytes_moved / GUESS_BYTES_PER_NS
-                times[kernel.signature] = round(guess)
-    return lambda kernel: times[kernel.signature]
 
 
 def describe_kernel(kernel: Kernel) -> str:

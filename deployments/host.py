@@ -53,8 +53,6 @@ from coissue.scheduler.trace import describe
 logger = logging.getLogger("coissue.host")
 COLLECT_SECONDS: Final = 0.5
 DRAIN_SECONDS: Final = 5.0
-#: A joined kernel takes this part of the preemption bound for a small request.
-JOIN_SHARE = 2
 
 
 @final
@@ -96,8 +94,7 @@ class SchedulerHost:
             core, self.executor, self.clock, on_crash=on_crash,
             record=recorder.record if recorder else None, new_loop=uvloop.new_event_loop,
         )  # fmt: skip
-        # Joined kernels leave room for several requests under the preemption bound.
-        bound_ns = self._core_limits().preemption_bound_ns // JOIN_SHARE
+        bound_ns = settings.scheduler.join_bound_ns
         self.attacher = Attacher(self.device, self.costs, self.runtime, bound_ns)
         self.metrics = SchedulerMetrics(self.device.name, self._levels)
         self.timeline = Timeline()

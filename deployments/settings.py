@@ -122,6 +122,11 @@ class SchedulerSettings(Settings):
             raise ValueError("tcp_port needs secret_file: TCP without a secret is refused")
         return self
 
+    @property
+    def join_bound_ns(self) -> int:
+        """Of a joined kernel at a small request: several have room under the other bound."""
+        return round(self.preemption_bound_ms * MS) // 2
+
 
 class SloClass(Settings):
     """Deadline and objective shared by the tenants that name the class."""

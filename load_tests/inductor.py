@@ -40,7 +40,7 @@ from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.utils import run_and_get_code
 
-from coissue.deployments.attach import guess_times, size_of
+from coissue.deployments.attach import size_of
 from coissue.deployments.capture.artifact import Artifact
 from coissue.deployments.capture.pipeline import capture
 from coissue.deployments.settings import Limits, ModelSettings
@@ -50,7 +50,7 @@ from coissue.kernels.cpu.device import CpuDevice, DeviceSegment
 from coissue.kernels.ir import ABSENT, DTYPE_BYTES, Op
 from coissue.kernels.lowered import Kernel, KernelKind, Layout, Lowered, Mode
 from coissue.kernels.passes.fold import find_folds
-from coissue.kernels.passes.link import cut
+from coissue.kernels.passes.link import cut, guess_times
 from coissue.kernels.passes.pipeline import lower
 from load_tests import results, stitching_models
 from load_tests.stitching_models import CASES, LENGTH

@@ -19,9 +19,28 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from coissue.kernels.cost import estimate
 from coissue.kernels.lowered import Kernel, KernelKind, Lowered
 from coissue.kernels.passes.fuse import arrange, assemble
+
+#: Rows and tokens that joined kernels are sized for, and the speeds of the guess before measuring.
+JOIN_SIZE: Final = (2, 16)
+GUESS_FLOPS_PER_NS: Final = 40.0
+GUESS_BYTES_PER_NS: Final = 8.0
+
+
+def guess_times(programs: Sequence[Lowered]) -> Callable[[Kernel], int]:
+    """Times in ns before anything was measured: they only decide which kernels are joined."""
+    times: dict[str, int] = {}
+    for lowered in programs:
+        for kernel in lowered.kernels:
+            if kernel.signature not in times:
+                cost = estimate(lowered.program, kernel.ops, kernel.outputs, *JOIN_SIZE)
+                guess = cost.flops / GUESS_FLOPS_PER_NS + cost.bytes_moved / GUESS_BYTES_PER_NS
+                times[kernel.signature] = round(guess)
+    return lambda kernel: times[kernel.signature]
 
 
 def cut(
