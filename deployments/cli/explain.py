@@ -1,10 +1,9 @@
-"""`coissue explain`: what the stitching compiler makes of a tenant's memory-bound ops, and why."""
+"""`coissue explain`: what is generated for a tenant's memory-bound ops and recurrences, and why."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import shutil
 import tempfile
 from collections import Counter
@@ -24,30 +23,37 @@ from coissue.deployments.settings import (
     IMPORTED,
     CaptureSettings,
     DeviceSettings,
+    SchedulerSettings,
     TenantSettings,
 )
 from coissue.kernels.cpu.build import (
     BUFFER_BYTES,
+    SYMBOL,
     Unsuited,
-    find_lookups,
     number_arguments,
-    without_folds,
+    render_unit,
 )
-from coissue.kernels.cpu.native import find_toolchain, number_values, work_folder
+from coissue.kernels.cpu.native import find_toolchain, work_folder
 from coissue.kernels.cpu.timing import open_library
 from coissue.kernels.ir import Op
 from coissue.kernels.lowered import Kernel, Lowered, Mode
 from coissue.kernels.passes.fold import find_folds
+from coissue.kernels.passes.link import cut, guess_times
 from coissue.kernels.passes.pipeline import lower
 from coissue.kernels.stitch import lower as lowering
-from coissue.kernels.stitch.cpp import render_cpp
 from coissue.kernels.stitch.cuda import render_cuda
 from coissue.kernels.stitch.emit import emit
-from coissue.kernels.stitch.explain import render_svg, render_text
+from coissue.kernels.stitch.explain import Picture, render_text
 from coissue.kernels.stitch.library import Library
 from coissue.kernels.stitch.lower import RULES, VIEWS
 from coissue.kernels.stitch.plan import StitchPlan
 from coissue.kernels.stitch.price import cpu, gpu
+from coissue.kernels.stitch.recurrence import (
+    draw_recurrence,
+    find_recurrences,
+    hidden_of,
+    render_recurrence,
+)
 from coissue.kernels.stitch.runs import Run, find_runs
 from coissue.kernels.stitch.search import plan
 from coissue.kernels.stitch.tune import Settings
@@ -55,8 +61,12 @@ from coissue.kernels.stitch.tune import Settings
 CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")
 CUDA_THREADS: Final = 256
 #: Ops with kernels of a library, which stitched ones stand between.
-LIBRARY: Final = ("linear", "matmul", "conv", "attention", "lstm", "gru", "rnn", "embedding_bag")
-Found = tuple[TenantSettings, CaptureSettings, DeviceSettings]
+LIBRARY: Final = ("linear", "matmul", "conv", "attention", "embedding_bag")
+STEPS: Final = """\
+per layer and direction, after one product of W_ih and all tokens of the launch by the library:
+rows of all lengths advance together, and W_hh is read once per step and block of rows;
+coissue_stitched makes the steps, coissue_stitched_pack packs W_hh once per weights"""
+Found = tuple[TenantSettings, CaptureSettings, DeviceSettings, SchedulerSettings]
 SETTINGS: Final = {
     "cpu": Settings(BUFFER_BYTES, 1, cpu()),
     "cuda": Settings(48 * 1024, CUDA_THREADS, gpu(CUDA_THREADS)),
@@ -65,15 +75,17 @@ SETTINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One run of ops of one kernel."""
+    """A run of ops, or a recurrence, of one kernel."""
 
-    #: Number of the kernel in the program, and how many are equal to it.
-    kernel: int
+    #: The kernel first, then of what.
+    title: str
+    text: str
+    #: What is compiled; empty: it stays with the op table.
+    sources: list[str]
+    picture: Picture
+    #: How many memory-bound ops it has, 0 of a recurrence; and how many kernels have it.
+    ops: int
     times: int
-    run: Run
-    plan: StitchPlan
-    #: Why the CPU device leaves the run to its op table; empty: it does not.
-    unsuited: str
 
 
 def find_model(model: str, name: str | None) -> Found:
@@ -84,14 +96,15 @@ def find_model(model: str, name: str | None) -> Found:
         if source == "program" and not os.path.exists(model):
             raise ValueError(f"MODEL: no file {model!r}, and not pkg.mod:callable")
         made = {"name": "model", "model": {source: model}, "slo": ""}
-        return TenantSettings.model_validate(made), CaptureSettings(), DeviceSettings()
+        tenant = TenantSettings.model_validate(made)
+        return tenant, CaptureSettings(), DeviceSettings(), SchedulerSettings()
     _, settings = load_app_config(Path(model))
     found = {tenant.name: tenant for tenant in settings.tenants}
     if name is None and len(found) == 1:
         (name,) = found
     if name not in found:
         raise ValueError(f"TENANT: {repr(name) if name else 'missing'}, one of: {', '.join(found)}")
-    return found[name], settings.capture, settings.device
+    return found[name], settings.capture, settings.device, settings.scheduler
 
 
 @contextmanager
@@ -106,8 +119,11 @@ def _showing(text: str) -> Iterator[None]:
             os.dup2(kept.fileno(), 2)
 
 
-def capture(tenant: TenantSettings, settings: CaptureSettings) -> Lowered:
-    """The tenant's program, captured in a process of its own. Raises `TenantFailed`."""
+def capture(
+    tenant: TenantSettings, settings: CaptureSettings, scheduler: SchedulerSettings
+) -> tuple[int, Lowered]:
+    """The tenant's program, captured in a process of its own, with its kernels joined as if it were
+    served alone, and how many they were before. Raises `TenantFailed`."""
 
     async def work(folder: Path) -> Artifact:
         captures = Captures(folder, settings)
@@ -117,7 +133,9 @@ def capture(tenant: TenantSettings, settings: CaptureSettings) -> Lowered:
             await captures.close()
 
     with tempfile.TemporaryDirectory() as folder, _showing(f"capturing {tenant.name}"):
-        return lower(asyncio.run(work(Path(folder))).program, exact=tenant.exact)
+        plain = lower(asyncio.run(work(Path(folder))).program, exact=tenant.exact)
+    (joined,) = cut({"": plain}, guess_times([plain]), scheduler.join_bound_ns).values()
+    return len(plain.kernels), joined
 
 
 @contextmanager
@@ -140,76 +158,103 @@ def open_times(settings: DeviceSettings, seconds: float) -> Iterator[Library | N
             shutil.rmtree(work_folder(folder, os.getpid()), ignore_errors=True)
 
 
-def explain_runs(
+def find_parts(lowered: Lowered, kernel: Kernel, device: str) -> list[Run | Op]:
+    """Runs of a kernel, and recurrences whose steps are generated."""
+    if kernel.exact:
+        return []
+    steps = find_recurrences(lowered, kernel) if device == "cpu" else {}
+    found = find_runs(lowered, kernel)
+    return [*found, *(kernel.ops[place] for place, hindrance in steps.items() if not hindrance)]
+
+
+def explain_parts(
     lowered: Lowered, device: str, units: int, console: Console, times: Library | None = None
 ) -> list[Explained]:
-    """Every run of every kind of kernel; equal kernels are explained once.
+    """Every part of every kind of kernel; equal kernels are explained once.
 
     `units`: rows, or tokens, of a launch. `times`: of the CPU."""
-    settings = SETTINGS[device]
+    settings = replace(SETTINGS[device], measured=times if device == "cpu" else None, units=units)
     kinds: dict[str, list[int]] = {}
     for number, kernel in enumerate(lowered.kernels):
         kinds.setdefault(kernel.signature, []).append(number)
     work = [
-        (numbers, kernel, run)
+        (numbers, kernel, part)
         for numbers in kinds.values()
-        for kernel in [without_folds(lowered, lowered.kernels[numbers[0]])]
-        for run in find_runs(lowered, kernel)
+        for kernel in [lowered.kernels[numbers[0]]]
+        for part in find_parts(lowered, kernel, device)
     ]
-    found = []
     said = "planning" if times is None or not times.is_filled else "tuning and planning"
-    for numbers, kernel, run in track(work, said, console=console, transient=True):
+    found: list[Explained] = []
+    for numbers, kernel, part in track(work, said, console=console, transient=True):
+        name = f"kernel {numbers[0]}"
+        name += f" and {len(numbers) - 1} equal to it" if len(numbers) > 1 else ""
+        if isinstance(part, Op):
+            title = f"{name}: recurrence: {part.name} of {hidden_of(part)} hidden units"
+            sources = [render_recurrence(part, SYMBOL)]
+            drawn = name, draw_recurrence(part), {2: 0}
+            found.append(Explained(title, STEPS, sources, drawn, 0, len(numbers)))
+            continue
         made = plan(
-            lowering.lower(lowered, run.ops),
+            lowering.lower(lowered, part.ops),
             threads=settings.threads, budget_bytes=settings.budget_bytes,
-            measured=times if device == "cpu" else None, units=units,
+            measured=settings.measured, units=units,
         )  # fmt: skip
-        why = _unsuited(kernel, made) if device == "cpu" else ""
-        found.append(Explained(numbers[0], len(numbers), run, made, why))
+        title = f"{name}: ops of {part.unit.name.lower()}: {', '.join(o.name for o in part.ops)}"
+        text = render_text(made, replace(settings, measured=None, units=units // made.units))
+        try:
+            if device == "cpu":
+                number_arguments(made, kernel)
+                sources = [render_unit(made.graph, unit) for unit in made.kernels]
+            else:
+                sources = [*_render_cuda(made, f"run{len(found)}")]
+        except Unsuited as error:
+            text, sources = f"stays with the op table: {error}\n{text}", []
+        home = {index: n for n, unit in enumerate(made.kernels) for index in unit.nodes}
+        drawn = name, made.graph, home
+        found.append(Explained(title, text, sources, drawn, len(part.ops), len(numbers)))
     return found
 
 
-def _unsuited(kernel: Kernel, made: StitchPlan) -> str:
-    places = {value: place for place, value in enumerate(number_values(kernel))}
-    try:
-        number_arguments(made, places)
-        find_lookups(made.graph, places)
-    except Unsuited as error:
-        return str(error)
-    return ""
+def _render_cuda(made: StitchPlan, name: str) -> Iterator[str]:
+    for number, unit in enumerate(made.kernels):
+        kernel = f"{name}_kernel{number}"
+        yield render_cuda([emit(made.graph, unit, kernel)], f"launch_{kernel}")
 
 
-def describe(lowered: Lowered, runs: list[Explained], device: str, units: int) -> Iterator[str]:
-    """Text, run by run."""
-    before = sum(len(one.run.ops) * one.times for one in runs)
-    after = sum(len(one.plan.kernels) * one.times for one in runs)
-    yield f"{len(lowered.kernels)} kernels; in them {before} memory-bound ops, {after} stitched"
-    for one in runs:
-        ops = ", ".join(op.name for op in one.run.ops)
-        unit = one.run.unit.name.lower()
-        yield f"\n== kernel {one.kernel}{_times(one)}: ops of {unit}: {ops}"
-        if one.unsuited:
-            yield f"stays with the op table: {one.unsuited}"
-        settings = replace(SETTINGS[device], units=units // one.plan.units)
-        yield render_text(one.plan, settings).rstrip()
+def describe(before: int, lowered: Lowered, parts: list[Explained], device: str) -> Iterator[str]:
+    """Text, part by part. `before`: how many kernels there were before they were joined."""
+    ops = sum(one.ops * one.times for one in parts)
+    stitched = sum(len(one.sources) * one.times for one in parts if one.ops)
+    steps = sum(one.times for one in parts if not one.ops)
+    yield (
+        f"launches: {before} before kernels are joined, {len(lowered.kernels)} after, for this "
+        "tenant alone; a prefix that it shares with other tenants may be cut elsewhere"
+    )
+    more = f"; {steps} recurrence{'s' * (steps > 1)} with generated steps" if steps else ""
+    yield f"in them {ops} memory-bound ops, {stitched} stitched{more}"
+    for one in parts:
+        yield f"\n== {one.title}\n{one.text.rstrip()}"
     yield ""
-    yield from describe_rest(lowered)
+    yield from describe_rest(lowered, device)
 
 
-def describe_rest(lowered: Lowered) -> Iterator[str]:
-    """The ops that are in no run, and why; but for views, which are free."""
+def describe_rest(lowered: Lowered, device: str) -> Iterator[str]:
+    """The ops that are in no part, and why; but for views, which are free."""
     found: dict[str, Counter[str]] = {}
     for kernel in lowered.kernels:
-        folded = set(find_folds(lowered, kernel).values())
-        runs = find_runs(lowered, without_folds(lowered, kernel))
-        inside = {op.outputs for run in runs for op in run.ops}
+        why_not = dict.fromkeys(find_folds(lowered, kernel).values(), "batch norm of a convolution")
+        steps = find_recurrences(lowered, kernel)
+        why_not |= steps if device == "cpu" else dict.fromkeys(steps, "steps are for the CPU alone")
+        parts = find_parts(lowered, kernel, device)
+        ops = [op for part in parts for op in (part.ops if isinstance(part, Run) else [part])]
+        inside = {op.outputs for op in ops}
         for place, (op, mode) in enumerate(zip(kernel.ops, kernel.modes, strict=True)):
             if op.outputs not in inside and op.name not in VIEWS:
-                why = "batch norm of a convolution" if place in folded else _why_not(op, mode)
+                why = "exact" if kernel.exact else why_not.get(place) or _why_not(op, mode)
                 found.setdefault(why, Counter())[op.name] += 1
-    for why, ops in sorted(found.items()):
-        listed = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in ops.most_common())
-        yield f"not stitched, {why}: {listed}"
+    for why, names in sorted(found.items()):
+        listed = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in names.most_common())
+        yield f"not generated, {why}: {listed}"
 
 
 def _why_not(op: Op, mode: Mode) -> str:
@@ -220,34 +265,3 @@ def _why_not(op: Op, mode: Mode) -> str:
     if mode is not Mode.PACKED:
         return "every request apart"
     return "no rule for it" if op.name not in RULES else "may fail at a launch"
-
-
-def _times(one: Explained) -> str:
-    return f" and {one.times - 1} equal to it" if one.times > 1 else ""
-
-
-def render_sources(runs: list[Explained], device: str) -> Iterator[str]:
-    """What is compiled, a source for each stitched kernel."""
-    for place, one in enumerate(runs):
-        for number, kernel in enumerate(one.plan.kernels):
-            name = f"run{place}_kernel{number}"
-            loops = [emit(one.plan.graph, kernel, name)]
-            yield render_cpp(loops) if device == "cpu" else render_cuda(loops, f"launch_{name}")
-
-
-_SIZE: Final = re.compile(r'width="(\d+)" height="(\d+)"')
-
-
-def render_picture(runs: list[Explained]) -> str:
-    """The graphs of all runs below each other, as one SVG."""
-    parts, width, top = [], 400, 0
-    for one in runs:
-        picture = render_svg(one.plan)
-        size = _SIZE.search(picture)
-        assert size is not None, "it begins with its size"
-        title = f"kernel {one.kernel}{_times(one)}"
-        parts.append(f'<text x="20" y="{top + 18}" font-size="14">{title}</text>')
-        parts.append(picture.replace("<svg ", f'<svg y="{top + 24}" ', 1))
-        width, top = max(width, int(size[1])), top + 24 + int(size[2])
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top}"'
-    return "\n".join([f'{head} font-family="sans-serif">', *parts, "</svg>\n"])

@@ -178,9 +178,10 @@ def explain(
         ),
     ] = 0,
 ) -> None:
-    """Show what the stitching compiler makes of a model's memory-bound ops, and why not more."""
+    """Show what is generated for a model's memory-bound ops and recurrences, and why not more."""
     from coissue.deployments.captures import TenantFailed
     from coissue.deployments.cli import explain as explaining
+    from coissue.kernels.stitch.explain import render_svg
 
     progress = Console(stderr=True)
     try:
@@ -190,22 +191,23 @@ def explain(
             raise ValueError("--units: for --device cuda only; a CPU takes one after the other")
         if svg is not None and not svg.parent.is_dir():
             raise ValueError(f"--svg: no folder {str(svg.parent)!r}")
-        found, capture, machine = explaining.find_model(model, tenant)
-        lowered = explaining.capture(found, capture)
+        found, capture, machine, scheduler = explaining.find_model(model, tenant)
+        before, lowered = explaining.capture(found, capture, scheduler)
         with explaining.open_times(machine, tune) as times:
-            runs = explaining.explain_runs(lowered, device, units, progress, times)
+            parts = explaining.explain_parts(lowered, device, units, progress, times)
         if times is not None and tune:
             progress.print(f"{times.misses} ops timed", highlight=False)
         if svg is not None:
-            svg.write_text(explaining.render_picture(runs))
+            svg.write_text(render_svg([one.picture for one in parts]))
     except ConfigError as error:
         fail(str(error))
     except (ValueError, OSError, TenantFailed) as error:
         fail(explain_error(error, Path(model)))
-    for line in explaining.describe(lowered, runs, device, units):
+    for line in explaining.describe(before, lowered, parts, device):
         typer.echo(line)
-    for text in explaining.render_sources(runs, device) if source else ():
-        typer.echo(text)
+    for one in parts if source else ():
+        for text in one.sources:
+            typer.echo(f"// {one.title}\n{text}")
 
 
 @app.command()

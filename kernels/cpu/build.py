@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -36,14 +35,13 @@ from coissue.kernels.cpu.native import (
 )
 from coissue.kernels.cpu.timing import open_library
 from coissue.kernels.ir import Op
-from coissue.kernels.lowered import Kernel, Lowered, Mode
-from coissue.kernels.passes.fold import find_folds
+from coissue.kernels.lowered import Kernel
 from coissue.kernels.stitch.cpp import render_cpp
 from coissue.kernels.stitch.emit import emit
 from coissue.kernels.stitch.graph import Graph, Kind
 from coissue.kernels.stitch.lower import lower
-from coissue.kernels.stitch.plan import StitchPlan
-from coissue.kernels.stitch.recurrence import can_render, render_recurrence
+from coissue.kernels.stitch.plan import StitchedKernel, StitchPlan
+from coissue.kernels.stitch.recurrence import find_recurrences, render_recurrence
 from coissue.kernels.stitch.runs import find_runs
 from coissue.kernels.stitch.search import plan
 
@@ -80,13 +78,13 @@ def build(order: Order) -> Build:
 
     runs = [
         made
-        for run in find_runs(lowered, without_folds(lowered, kernel))
+        for run in find_runs(lowered, kernel)
         for made in tried(partial(build_run, order, run.ops))
     ]
     recurrences = [
         made
-        for place, (op, mode) in enumerate(zip(kernel.ops, kernel.modes, strict=True))
-        if can_render(op, mode, lowered)
+        for place, hindrance in find_recurrences(lowered, kernel).items()
+        if not hindrance
         for made in tried(partial(build_recurrence, order, place))
     ]
     return Build(tuple(runs), tuple(dict.fromkeys(failures)), tuple(recurrences))
@@ -100,38 +98,36 @@ def build_recurrence(order: Order, place: int) -> Recurrence:
     return Recurrence(place, Call(file, SYMBOL, ins, outs))
 
 
-def without_folds(lowered: Lowered, kernel: Kernel) -> Kernel:
-    """The kernel with the batch norms that convolutions take along out of the stitcher's sight."""
-    folded = set(find_folds(lowered, kernel).values())
-    modes = [Mode.EACH if i in folded else mode for i, mode in enumerate(kernel.modes)]
-    return replace(kernel, modes=tuple(modes))
-
-
 def build_run(order: Order, ops: Sequence[Op]) -> Run:
     """Raises `Unsuited` or `NativeError`."""
     lowered, kernel = order.lowered, order.kernel
-    graph = lower(lowered, ops)
     known = open_library(Path(order.folder), order.toolchain)
-    stitched = plan(graph, threads=1, budget_bytes=BUFFER_BYTES, measured=known)
-    places = {value: place for place, value in enumerate(number_values(kernel))}
-    arguments, scratch = number_arguments(stitched, places)
+    stitched = plan(lower(lowered, ops), threads=1, budget_bytes=BUFFER_BYTES, measured=known)
+    arguments, scratch, lookups = number_arguments(stitched, kernel)
     calls = []
     for unit in stitched.kernels:
-        source = render_cpp([emit(graph, unit, SYMBOL)])
+        source = render_unit(stitched.graph, unit)
         file = compile_source(Path(order.folder), order.toolchain, source)
         ins = tuple(arguments[node] for node in unit.inputs)
         outs = tuple(arguments[node] for node in unit.outputs)
         calls.append(Call(file, SYMBOL, ins, outs))
     made = {op.outputs for op in ops}
     inside = tuple(place for place, op in enumerate(kernel.ops) if op.outputs in made)
-    return Run(inside, tuple(calls), scratch, find_lookups(graph, places))
+    return Run(inside, tuple(calls), scratch, lookups)
+
+
+def render_unit(graph: Graph, unit: StitchedKernel) -> str:
+    return render_cpp([emit(graph, unit, SYMBOL)])
 
 
 def number_arguments(
-    stitched: StitchPlan, places: Mapping[int, int]
-) -> tuple[dict[int, int], tuple[Scratch, ...]]:
-    """Node -> its place as an argument, and the scratch tensors among them."""
+    stitched: StitchPlan, kernel: Kernel
+) -> tuple[dict[int, int], tuple[Scratch, ...], tuple[tuple[int, int], ...]]:
+    """Node -> its place as an argument, the scratch tensors among them, and lookups.
+
+    Raises `Unsuited`."""
     nodes = stitched.graph.nodes
+    places = {value: place for place, value in enumerate(number_values(kernel))}
     found: dict[int, int] = {}
     scratch: list[Scratch] = []
     for index in (i for unit in stitched.kernels for i in (*unit.inputs, *unit.outputs)):
@@ -145,7 +141,7 @@ def number_arguments(
         else:
             found[index] = ~len(scratch)
             scratch.append(Scratch(node.dtype, node.size))
-    return found, tuple(scratch)
+    return found, tuple(scratch), find_lookups(stitched.graph, places)
 
 
 def find_lookups(graph: Graph, places: Mapping[int, int]) -> tuple[tuple[int, int], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Final
 from xml.sax.saxutils import escape
@@ -109,31 +109,33 @@ GAP: Final = (20, 34)
 COLOURS: Final = ("#cfe8fc", "#d8f0d0", "#fde7c7", "#f3d4e6", "#e3dcf7", "#d3f1ee", "#f9d9d2")
 
 
-def render_svg(plan: StitchPlan) -> str:
-    """The graph by layers, inputs at the top; one colour per kernel, outputs framed bold."""
-    graph, spans = plan.graph, span_of(plan.graph)
-    shown = [i for i, node in enumerate(graph.nodes) if node.kind is not Kind.CONSTANT]
-    deepest = max((spans[index] for index in shown), default=0)
-    layers: dict[int, list[int]] = {}
-    for index in shown:
-        layers.setdefault(deepest - spans[index], []).append(index)
-    at = {
-        index: (place * (BOX[0] + GAP[0]) + GAP[0], row * (BOX[1] + GAP[1]) + GAP[1])
-        for row, layer in layers.items()
-        for place, index in enumerate(layer)
-    }
-    width = max((x for x, _ in at.values()), default=0) + BOX[0] + GAP[0]
-    height = max((y for _, y in at.values()), default=0) + BOX[1] + GAP[1]
-    home = {index: n for n, kernel in enumerate(plan.kernels) for index in kernel.nodes}
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-            'font-family="sans-serif" font-size="11">',
-            *(_edge(at[o], at[i]) for i in shown for o in graph.nodes[i].operands if o in at),
-            *(_box(graph, index, at[index], home.get(index)) for index in shown),
-            "</svg>\n",
-        ]
-    )
+#: A title, a graph, and the number of the kernel that makes a node.
+Picture = tuple[str, Graph, Mapping[int, int]]
+
+
+def render_svg(pictures: Sequence[Picture]) -> str:
+    """Graphs below each other, each by layers with inputs at the top; one colour per kernel,
+    outputs framed bold."""
+    parts, width, top = [], 400, 0
+    for title, graph, home in pictures:
+        parts.append(f'<text x="{GAP[0]}" y="{top + 18}" font-size="14">{escape(title)}</text>')
+        spans, top = span_of(graph), top + 24
+        shown = [i for i, node in enumerate(graph.nodes) if node.kind is not Kind.CONSTANT]
+        deepest = max((spans[index] for index in shown), default=0)
+        layers: dict[int, list[int]] = {}
+        for index in shown:
+            layers.setdefault(deepest - spans[index], []).append(index)
+        at = {
+            index: (place * (BOX[0] + GAP[0]) + GAP[0], top + row * (BOX[1] + GAP[1]) + GAP[1])
+            for row, layer in layers.items()
+            for place, index in enumerate(layer)
+        }
+        parts += [_edge(at[o], at[i]) for i in shown for o in graph.nodes[i].operands if o in at]
+        parts += [_box(graph, index, at[index], home.get(index)) for index in shown]
+        width = max([width, *(x + BOX[0] + GAP[0] for x, _ in at.values())])
+        top = max([top, *(y + BOX[1] + GAP[1] for _, y in at.values())])
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top}"'
+    return "\n".join([f'{head} font-family="sans-serif" font-size="11">', *parts, "</svg>\n"])
 
 
 def _edge(start: tuple[int, int], end: tuple[int, int]) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from coissue.kernels.ir import ABSENT, Op
-from coissue.kernels.lowered import Lowered, Mode
+from coissue.kernels.lowered import Kernel, Lowered, Mode
+from coissue.kernels.stitch.graph import Graph, Kind, Node
 from coissue.kernels.stitch.render import read_header
 
 #: Rows of W_hh and entries of a state per hidden unit.
@@ -19,11 +20,19 @@ STATES: Final = {"rnn": 1, "gru": 1, "lstm": 2}
 HIDDEN_MAX: Final = 1024
 
 
-def can_render(op: Op, mode: Mode, lowered: Lowered) -> bool:
-    if op.name not in GATES or mode is not Mode.SEGMENTS or ABSENT in op.inputs:
-        return False
-    is_float = lowered.program.types[op.inputs[0]].dtype == "f32"
-    return is_float and hidden_of(op) <= HIDDEN_MAX
+def find_recurrences(lowered: Lowered, kernel: Kernel) -> dict[int, str]:
+    """Place in `Kernel.ops` -> why the steps are not generated; empty: they are."""
+    found = {}
+    for place, (op, mode) in enumerate(zip(kernel.ops, kernel.modes, strict=True)):
+        if op.name in GATES:
+            hindrances = {
+                "once, or every request apart": mode is not Mode.SEGMENTS,
+                "an input is left out": ABSENT in op.inputs,
+                "not of f32": lowered.program.types[op.inputs[0]].dtype != "f32",
+                f"over {HIDDEN_MAX} hidden units": hidden_of(op) > HIDDEN_MAX,
+            }
+            found[place] = next((why for why, applies in hindrances.items() if applies), "")
+    return found
 
 
 def hidden_of(op: Op) -> int:
@@ -45,6 +54,15 @@ def render_recurrence(op: Op, name: str) -> str:
             read_header("recurrence.h"),
         ]
     )
+
+
+def draw_recurrence(op: Op) -> Graph:
+    """What `name` reads and makes per layer and direction; its last node is a step."""
+    gates, hidden = GATES[op.name] * hidden_of(op), hidden_of(op)
+    from_x = Node(Kind.PARAMETER, "W_ih x + b_ih", (), (gates,), "f32")
+    w_hh = Node(Kind.PARAMETER, "W_hh", (), (gates, hidden), "f32", per_unit=False)
+    step = Node(Kind.POINTWISE, f"{op.name} step", (0, 1), (hidden,), "f32")
+    return Graph((from_x, w_hh, step), (2,))
 
 
 def panel_elements(gates: int, hidden: int) -> int:

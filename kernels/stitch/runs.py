@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from coissue.kernels.ir import ABSENT, Op
 from coissue.kernels.lowered import Kernel, Layout, Lowered, Mode
+from coissue.kernels.passes.fold import find_folds
 from coissue.kernels.stitch.lower import VIEWS, can_lower
 
 
@@ -35,8 +36,9 @@ class _Finder:
         self._lowered, self._ops = lowered, kernel.ops
         #: Per op that can be lowered, its unit.
         self._units: dict[int, Layout] = {}
+        folded = set(find_folds(lowered, kernel).values())
         for index, (op, mode) in enumerate(zip(kernel.ops, kernel.modes, strict=True)):
-            if can_lower(op, mode, lowered):
+            if can_lower(op, mode, lowered) and index not in folded:
                 self._units[index] = lowered.layouts[op.outputs[0]]
         self._fixed = {i for i, mode in enumerate(kernel.modes) if mode is Mode.ONCE}
         self._maker = {v: i for i, op in enumerate(kernel.ops) for v in op.outputs}

@@ -13,6 +13,7 @@ from programs import R, T
 
 from coissue.kernels.cpu.native_recurrent import NativeRecurrence
 from coissue.kernels.passes.pipeline import lower
+from coissue.kernels.stitch.recurrence import HIDDEN_MAX, find_recurrences
 
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 #: Cell, hidden units, layers, directions, whether with biases, and rnn's function.
@@ -137,3 +138,18 @@ def test_one_rows_nan_never_reaches_another(case, bad, device, forge, calls):
     for before, after in zip(clean[1:], mixed[1:], strict=True):
         for key, wanted in before.outputs().items():
             np.testing.assert_array_equal(after.outputs()[key], wanted)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "dtype", "why"),
+    [(HIDDEN_MAX, "f32", ""), (HIDDEN_MAX + 1, "f32", "over 1024 hidden units"),
+     (4, "f64", "not of f32")],
+)  # fmt: skip
+def test_why_steps_are_not_generated(hidden, dtype, why):
+    b = programs.Builder("recurrent", 0, tokens_limit=32)
+    x = b.input("x", R, T, 3, dtype=dtype)
+    weights = [b.weight(hidden, width, dtype=dtype) for width in (3, hidden)]
+    attrs = {"hidden": hidden, "layers": 1, "bidirectional": False, "bias": False}
+    y, _ = b.op("rnn", x, *weights, nonlinearity="tanh", **attrs)
+    lowered = lower(b.build(y=y).program)
+    assert [find_recurrences(lowered, kernel) for kernel in lowered.kernels] == [{0: why}]

@@ -105,7 +105,8 @@ def test_the_text_says_why_not_more():
 
 def test_the_picture_has_every_node():
     made = plan(GRAPH)
-    root = ElementTree.fromstring(render_svg(made))
+    home = {index: n for n, kernel in enumerate(made.kernels) for index in kernel.nodes}
+    root = ElementTree.fromstring(render_svg([("all", made.graph, home)]))
     titles = [e.text for e in root.iter("{http://www.w3.org/2000/svg}title")]
     assert len(titles) == len(GRAPH.nodes)
     assert sum(title.endswith("kernel 0") for title in titles) == 9
