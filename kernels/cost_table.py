@@ -242,29 +242,26 @@ class _Curve:
 class _Grid:
     """What is known of launches with one number of weight sets."""
 
-    __slots__ = ("_curves", "_group", "_segment_ns")
+    __slots__ = ("_curves", "_group", "segment_ns")
 
     def __init__(self, points: Mapping[int, Mapping[int, int]], most_units: int) -> None:
         """`points`: segments -> units -> ns."""
         self._curves = {count: _Curve(by_units) for count, by_units in points.items()}
-        self._segment_ns = self._find_segment_ns(points, most_units)
+        self.segment_ns = self._find_segment_ns(points, most_units)
         #: Over units, without what the segments cost.
         least = min(points)
-        own_ns = least * self._segment_ns
+        own_ns = least * self.segment_ns
         self._group = _Curve({p: max(0, ns - own_ns) for p, ns in points[least].items()})
 
     def at(self, units: int, segments: int) -> float:
         """Beyond the last number of segments the slope is the same whatever `units` is, so that the
         answer rises with both."""
         over = _Curve({count: curve.at(units) for count, curve in self._curves.items()})
-        return over.at(segments, self._segment_ns)
+        return over.at(segments, self.segment_ns)
 
     def group_ns(self, units: float) -> float:
         """Of a launch that is one of several, to which what the segments cost comes on top."""
         return self._group.at_most(units)
-
-    def segments_ns(self, segments: int) -> float:
-        return segments * self._segment_ns
 
     def _find_segment_ns(self, points: Mapping[int, Mapping[int, int]], most_units: int) -> float:
         """What one more segment costs: the least that was measured, at whatever units. Without
@@ -292,6 +289,6 @@ def _over_sets(grids: Mapping[int, _Grid], units: int, segments: int, sets: int)
     for number, grid in grids.items():
         if number <= sets:
             groups = sets / number
-            apart = groups * grid.group_ns(units / groups) + grid.segments_ns(segments)
+            apart = groups * grid.group_ns(units / groups) + segments * grid.segment_ns
             found = min(found, max(over.at(number), apart))
     return found
