@@ -79,7 +79,7 @@ def flatten(found: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
                     facts = (f"{name} {show(fact)}" for name, fact in item.items())
                     flat[f"{prefix}{key}.{index}"] = ", ".join(facts)
             else:
-                flat[prefix + key] = "; ".join(map(show, value))
+                flat[f"{prefix}{key}"] = "; ".join(map(show, value))
         else:
             flat[f"{prefix}{key}"] = show(value)
     return flat
