@@ -84,7 +84,7 @@ class KernelKind(enum.Enum):
 class Kernel:
     """One launchable unit. Kernels of equal signature correspond position by position."""
 
-    #: In an order that can be run; the anchor first, its epilogue after it.
+    #: In an order that can be run; each anchor with its epilogue after it.
     ops: tuple[Op, ...]
     #: One per op.
     modes: tuple[Mode, ...]

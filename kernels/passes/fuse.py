@@ -9,6 +9,8 @@ other in a circle.
 - An anchor (GEMM, convolution, attention, recurrence, embedding) takes the ops after it as its
   epilogue, as long as each is the only reader of the one before: bias, activation, batch norm,
   residual and other elementwise ops, and reshapes.
+- Products of one value with equally many anchors before them, such as a layer's query, key and
+  value, are one kernel: none of them can wait for another, and a device may run them as one.
 - FIXED ops are repeated in every kernel that needs them.
 """
 
@@ -122,10 +124,11 @@ class Grouping:
         return found
 
     def _stitched(self, home: dict[int, int], kinds: Container[int]) -> dict[int, int]:
-        """`home` with touching memory-bound units of equal depth joined."""
+        """`home` with units of equal depth joined: memory-bound that touch, products of a value."""
         depth: dict[int, int] = {}
         needs = self._needs(home)
         root = {unit: unit for unit in needs}
+        products: dict[tuple[int, int], int] = {}
 
         def find(unit: int) -> int:
             while root[unit] != unit:
@@ -138,6 +141,9 @@ class Grouping:
             for need in needs[unit]:
                 if unit not in kinds and need not in kinds and depth[need] == depth[unit]:
                     root[find(unit)] = find(need)
+            op = self.program.ops[unit]
+            if op.name == "linear" and self.modes[unit] is Mode.PACKED:
+                root[find(unit)] = find(products.setdefault((op.inputs[0], depth[unit]), unit))
         return {op: find(unit) for op, unit in home.items()}
 
     def _needs(self, home: Mapping[int, int]) -> dict[int, dict[int, None]]:

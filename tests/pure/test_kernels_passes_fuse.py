@@ -33,7 +33,7 @@ def test_a_transformer_layer_stays_token_by_token():
     found = steps(lower(gpt().program))
     assert found[3:] == [
         "layer_norm",
-        *["linear reshape"] * 3,
+        "linear reshape linear reshape linear reshape",
         "attention reshape",
         "linear add",
         "layer_norm reshape",
@@ -172,6 +172,22 @@ def test_an_output_in_the_middle_is_handed_out():
     lowered = lower(b.build(h=h, y=b.op("relu", h)).program)
     assert steps(lowered) == ["linear", "relu"]
     assert lowered.drops == ((0,), ())
+
+
+def test_products_of_one_value_are_one_kernel_unless_one_waits_for_another():
+    b = Builder("siblings", tokens_limit=0)
+    x = b.input("x", R, 4)
+    both = [b.op("relu", b.linear(x, 3)), b.linear(x, 5)]
+    gated = b.op("mul", b.linear(x, 6), b.op("sigmoid", b.op("softmax", b.linear(x, 6), dim=1)))
+    model = b.build(a=both[0], b=both[1], gated=gated, other=b.linear(b.op("exp", x), 4))
+    found = steps(lower(model.program))
+    assert sorted(found) == [
+        "exp",
+        "linear",
+        "linear mul",
+        "linear relu linear linear",
+        "softmax sigmoid",
+    ]
 
 
 def test_a_chain_around_a_memory_bound_op_is_not_a_circle():
