@@ -25,7 +25,7 @@ from coissue.kernels.cpu.native_recurrent import NativeRecurrence
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
 from coissue.kernels.ir import ABSENT, Op
 from coissue.kernels.lowered import Kernel, Lowered, Mode
-from coissue.kernels.passes.fold import find_folds
+from coissue.kernels.passes.fold import find_folds, find_siblings
 from coissue.kernels.passes.layouts import POINTWISE
 
 Step = Callable[[Frame], None]
@@ -122,13 +122,17 @@ class _Builder:
         #: Slots whose tensor nothing else shares.
         self._fresh: set[int] = set()
         self._uses = Counter(v for op in kernel.ops for v in op.inputs)
-        self._last_use = {v: index for index, op in enumerate(kernel.ops) for v in op.inputs}
         for value in kernel.inputs:
             self.slots[value] = self._new_slot()
         #: Place of a convolution -> of the batch norm folded into it, which gets no step.
         self._folds = find_folds(lowered, kernel)
+        #: Place of a product -> of those that run with it, which get no step either.
+        self._joins = find_siblings(lowered, kernel, table.joins) if table else {}
+        first = {other: place for place, others in self._joins.items() for other in others}
+        order = sorted((first.get(place, place), place) for place in range(len(kernel.ops)))
+        self._last_use = {v: when for when, place in order for v in kernel.ops[place].inputs}
         for index, (op, mode) in enumerate(zip(kernel.ops, kernel.modes, strict=True)):
-            if index not in self._folds.values():
+            if index not in (*self._folds.values(), *first):
                 self._add(op, mode, index)
 
     def tensors(self, values: Sequence[int]) -> dict[int, tuple[int, Packing]]:
@@ -162,7 +166,11 @@ class _Builder:
             self._add_once(op)
             return
         made = None
-        if index in self._folds:
+        if index in self._joins:
+            together = [op, *(self._kernel.ops[place] for place in self._joins[index])]
+            made = self._linear(*together)
+            op = Op("linear", op.inputs, tuple(each.outputs[0] for each in together), op.attrs)
+        elif index in self._folds:
             norm = self._kernel.ops[self._folds[index]]
             made = self._folded(op, norm)
             op = Op("conv", op.inputs[:2], norm.outputs, op.attrs)
@@ -189,7 +197,7 @@ class _Builder:
             )
         )  # fmt: skip
         if mode is Mode.PACKED and op.name in _FRESH:
-            self._fresh.add(self.slots[op.outputs[0]])
+            self._fresh.update(self.slots[value] for value in op.outputs)
 
     def _describe(self, value: int, slot: int) -> tuple[int, tuple[int, ...], str, bool]:
         """Slot, shape and dtype of what follows from weights; whether it is a stored weight."""
@@ -343,34 +351,27 @@ class _Builder:
         call = _call(Conv(self._store, op.attrs, exact=False), ins, self._outs(norm))
         return self._grouped(Op("conv", op.inputs[:2], norm.outputs, op.attrs), ins, call), ins
 
-    def _linear(self, op: Op) -> tuple[Step, tuple[int, ...]]:
-        """A GEMM with weights from the store, and its slots."""
-        x = op.inputs[0]
-        (n,), (k,) = (
-            [d.scale for d in self.packing(v).type.shape[-1:]] for v in (op.outputs[0], x)
-        )
-        dtype = ops.DTYPES[self.packing(x).type.dtype]
-        multiply = Gemm(self._store, self._table, k, n, str(op.attrs["layout"]), dtype)
-        x_slot, w_slot, b_slot = self._stored_slots(op)
-        packing = self.packing(x)
-        middle = packing.type.shape[packing.lead : -1]
-        each = math.prod(dim.scale for dim in middle)
-        (out,) = self._outs(op)
+    def _linear(self, op: Op, *others: Op) -> tuple[Step, tuple[int, ...]]:
+        """A GEMM with weights from the store, for others of its input too, and its slots."""
+        x, together = self.packing(op.inputs[0]), (op, *others)
+        widths = [self.packing(one.outputs[0]).type.shape[-1].scale for one in together]
+        k, layout, dtype = x.type.shape[-1].scale, str(op.attrs["layout"]), ops.DTYPES[x.type.dtype]
+        multiply = Gemm(self._store, self._table, k, widths, layout, dtype)
+        stored = [self._stored_slots(one) for one in together]
+        ins = self._joined(stored) if others else stored[0]
+        outs = [slot for one in together for slot in self._outs(one)]
+        return _multiply(multiply, x, ins, outs), ins
 
-        def step(frame: Frame) -> None:
-            env = frame.env
-            x = env[x_slot]
-            flat = x.reshape(-1, k) if middle else x
-            if frame.split:
-                y = multiply.each(flat, [
-                    (g.env[w_slot], g.env[b_slot], packing.entries(g.rows, g.tokens) * each)
-                    for g in frame.split
-                ])  # fmt: skip
-            else:
-                y = multiply.one(flat, env[w_slot], env[b_slot])
-            env[out] = y.view(*x.shape[:-1], n) if middle else y
+    def _joined(self, stored: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
+        """The slots of the input, and of the weights and biases as one."""
+        store, w, b = self._store, self._new_slot(), self._new_slot()
 
-        return step, (x_slot, w_slot, b_slot)
+        def fill(env: list[Any]) -> None:
+            for slot, *parts in zip((w, b), *(slots[1:] for slots in stored), strict=True):
+                env[slot] = store.join([env[part] for part in parts]) if env[parts[0]] else None
+
+        self._fill_once(stored[0][1:], (w, b), fill)
+        return stored[0][0], w, b
 
     def _grouped(self, op: Op, ins: tuple[int, ...], step: Step) -> Step:
         """The step once per group where weights differ."""
@@ -428,6 +429,31 @@ def _call(fn: Any, ins: tuple[int, ...], outs: tuple[int, ...], sized: bool = Fa
 
         def step(frame: Frame) -> None:
             frame.env[out] = fn(frame.env[left], frame.env[right])
+
+    return step
+
+
+def _multiply(
+    multiply: Gemm, packing: Packing, ins: tuple[int, int, int], outs: Sequence[int]
+) -> Step:
+    """The step of a GEMM. `packing`: of its input."""
+    x_slot, w_slot, b_slot = ins
+    middle, k = packing.type.shape[packing.lead : -1], packing.type.shape[-1].scale
+    each = math.prod(dim.scale for dim in middle)
+
+    def step(frame: Frame) -> None:
+        env = frame.env
+        x = env[x_slot]
+        flat = x.reshape(-1, k) if middle else x
+        if frame.split:
+            y = multiply.each(flat, [
+                (g.env[w_slot], g.env[b_slot], packing.entries(g.rows, g.tokens) * each)
+                for g in frame.split
+            ])  # fmt: skip
+        else:
+            y = multiply.one(flat, env[w_slot], env[b_slot])
+        for out, part in zip(outs, multiply.split(y), strict=True):
+            env[out] = part.view(*x.shape[:-1], part.shape[1]) if middle else part
 
     return step
 

@@ -45,6 +45,8 @@ STACK_ELEMENTS = 1 << 18
 #: Rows the packed forms are told to expect; they are correct for any number.
 PACK_ROWS = 64
 
+#: torch annotates it as answering nothing.
+_split: Any = torch.split_with_sizes_copy
 _ONLY_KN = (("kn", False),) * len(ROWS)
 #: From (K, N) row-major. A build of torch without MKL or oneDNN has fewer.
 _PACKERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
@@ -93,6 +95,28 @@ class GemmTable:
             provider = _pick([point for point in points if point])
             self._chosen[k, n] = tuple((provider, _stacks(point, provider)) for point in points)
         return self._chosen[k, n]
+
+    def joins(self, k: int, widths: Sequence[int], is_tokens: bool) -> bool:
+        """Whether one product of all these widths, by oneDNN, is faster than one of each.
+
+        Single rows count unless they are tokens, for hardly a request has just one.
+        """
+        table = self._ns.setdefault(f"{k}x{'+'.join(map(str, widths))}", {})
+        if not table and "onednn" in _PACKERS:
+            store, end_ns = WeightStore(1 << 62), time.perf_counter_ns() + SHAPE_NS
+            weights = [StoredWeight(str(i), torch.randn(k, n)) for i, n in enumerate(widths)]
+            every = [(Gemm(store, self, k, (w.shape[1],), "kn"), w) for w in weights]
+            whole = [(Gemm(store, self, k, widths, "kn"), store.join(weights))]
+            for x in (torch.randn(rows, k) for rows in MEASURED):
+                calls = {"apart": partial(_run, x, every), "joined": partial(_run, x, whole)}
+                table[str(len(x))] = _time_each(calls)
+                if len(table) >= MEASURED_MIN and time.perf_counter_ns() > end_ns:
+                    break
+            self._save()
+        points = [ns for rows, ns in table.items() if not (is_tokens and rows == "1")]
+        limit = COPY_GAIN if "kn" in (self.choose(k, n)[0][0] for n in widths) else 1.0
+        score = sum(math.log(ns["joined"] / ns["apart"]) for ns in points)
+        return score < len(points) * math.log(limit)
 
     def _load(self) -> None:
         try:
@@ -168,26 +192,41 @@ def _entry(rows: int) -> int:
     return min(len(ROWS) - 1, rows.bit_length() // 2)
 
 
+def _run(x: torch.Tensor, products: Sequence[tuple[Gemm, StoredWeight]]) -> None:
+    for multiply, weight in products:
+        multiply.split(multiply.one(x, weight, None))
+
+
 class Gemm:
     """y = x @ w + b for weights in a store; one per `linear` op of a plan. x: (rows, K).
 
     `layout` is that of the op: "nk" weights are (N, K), "kn" weights (K, N). Without a table,
-    `kn` runs always: a choice that depends on neither time nor memory.
+    `kn` runs always: a choice that depends on neither time nor memory. Of several widths: with
+    joined weights, which only oneDNN takes as one; where there is no room for that, one by one.
     """
 
     def __init__(
-        self,
-        store: WeightStore,
-        table: GemmTable | None,
-        k: int,
-        n: int,
-        layout: str,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+        self, store: WeightStore, table: GemmTable | None, k: int, widths: Sequence[int],
+        layout: str, dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
         self._store = store
         self._layout = layout
-        self._n = n
-        self._chosen = table.choose(k, n) if table and dtype is torch.float32 else _ONLY_KN
+        self._widths, self._n = list(widths), sum(widths)
+        #: MKL asks for the weight's shape alone.
+        self._nk = torch.empty(1).expand(self._n, k)
+        self._chosen, is_joined = _ONLY_KN, len(widths) > 1
+        if table and dtype is torch.float32 and (not is_joined or k * self._n <= STACK_ELEMENTS):
+            self._chosen = table.choose(k, self._n)
+        if is_joined:
+            self._chosen = tuple(("onednn", stacks) for _, stacks in self._chosen)
+
+    def split(self, y: torch.Tensor) -> Sequence[torch.Tensor]:
+        """`y` by widths, in memory of their own: no slower than views, of which what reads them may
+        make copies, and each of which would keep the memory of all."""
+        if len(self._widths) == 1:
+            return (y,)
+        made: Sequence[torch.Tensor] = _split(y, self._widths, 1)
+        return made
 
     def one(self, x: torch.Tensor, w: StoredWeight, b: StoredWeight | None) -> torch.Tensor:
         """All rows with the same weights."""
@@ -197,8 +236,11 @@ class Gemm:
             name = self._chosen[_entry(rows)][0]
             form = None if name == "kn" else self._packed(w, name)
             if form is not None:
-                made: torch.Tensor = _call_packed(name, x, form, w.as_nk(self._layout), bias)
+                made: torch.Tensor = _call_packed(name, x, form, self._nk, bias)
                 return made
+        if w.parts:  # there is no room for the joined form
+            biases = b.parts if b else [None] * len(w.parts)
+            return torch.cat([self.one(x, *part) for part in zip(w.parts, biases, strict=True)], 1)
         kn = w.as_kn(self._layout)
         return torch.mm(x, kn) if bias is None else torch.addmm(bias, x, kn)
 

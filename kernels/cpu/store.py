@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -30,20 +31,23 @@ class DeviceMemoryError(Exception):
 class StoredWeight:
     """One weight and its forms. `shape` and `dtype` are those of the program."""
 
-    __slots__ = ("__weakref__", "_nk", "digest", "dtype", "forms", "plain_wanted", "refs", "shape")
+    __slots__ = ("__weakref__", "digest", "dtype", "forms", "parts", "plain_wanted", "refs",
+                 "shape")  # fmt: skip
 
-    def __init__(self, digest: str, tensor: torch.Tensor) -> None:
+    def __init__(
+        self, digest: str, tensor: torch.Tensor, parts: Sequence[StoredWeight] = ()
+    ) -> None:
         self.digest = digest
         self.shape = tuple(tensor.shape)
         self.dtype = tensor.dtype
         #: How many loads hold it.
         self.refs = 0
         #: Form name -> tensor: "plain", "kn", and what plans derive; those names say all that the
-        #: form depends on, for one weight may be read in several ways. Never empty.
+        #: form depends on, for one weight may be read in several ways. Empty only if joined.
         self.forms: dict[str, torch.Tensor] = {"plain": tensor}
         self.plain_wanted = False
-        #: Layout -> view, because a view made anew costs as much as a small launch's bookkeeping.
-        self._nk: dict[str, torch.Tensor] = {}
+        #: Of a joined weight: see `WeightStore.join`.
+        self.parts = parts
 
     @property
     def num_bytes(self) -> int:
@@ -76,6 +80,8 @@ class StoredWeight:
 
         From an (N, K) matrix that only GEMMs use, this form takes the place of `plain`.
         """
+        if self.parts:
+            return torch.cat([part.as_kn(layout) for part in self.parts], 1)
         if layout == "kn":
             return self.plain
         if "kn" not in self.forms:
@@ -84,12 +90,6 @@ class StoredWeight:
                 del self.forms["plain"]
         return self.forms["kn"]
 
-    def as_nk(self, layout: str) -> torch.Tensor:
-        """The same as an (N, K) view."""
-        if layout not in self._nk:
-            self._nk[layout] = self.as_kn(layout).t()
-        return self._nk[layout]
-
 
 class WeightStore:
     """See the module. `bytes_held` counts every form of every weight and every stack."""
@@ -97,6 +97,8 @@ class WeightStore:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._weights: dict[str, StoredWeight] = {}
+        #: As long as weight sets hold them, which hold their parts too.
+        self._joined: WeakValueDictionary[str, StoredWeight] = WeakValueDictionary()
         #: (layout, digests) -> copies of (K, N) forms as one (G, K, N) tensor; oldest use first.
         #: None: asked for once; a stack is made at the second asking.
         self._stacks: OrderedDict[tuple[str, ...], torch.Tensor | None] = OrderedDict()
@@ -112,8 +114,7 @@ class WeightStore:
 
     @property
     def bytes_held(self) -> int:
-        forms = sum(w.num_bytes * len(w.forms) for w in self._weights.values())
-        return forms + self._stack_bytes()
+        return sum(w.num_bytes * len(w.forms) for w in self._all()) + self._stack_bytes()
 
     @property
     def bytes_saved(self) -> int:
@@ -145,8 +146,23 @@ class WeightStore:
                 self.drop_stacks(digest)
 
     def drop_stacks(self, digest: str) -> None:
-        for key in [key for key in self._stacks if digest in key]:
+        for key in [k for k in self._stacks if any(digest in part for part in k[1:])]:
             del self._stacks[key]
+
+    def join(self, parts: Sequence[StoredWeight]) -> StoredWeight:
+        """Matrices side by side, or vectors one after the other, as one weight for all that ask.
+
+        Of matrices nothing is held but what is derived from all of them.
+        """
+        digest = "+".join(part.digest for part in parts)
+        if (found := self._joined.get(digest)) is None:
+            is_matrix = len(parts[0].shape) > 1
+            tensor = torch.cat([torch.empty(0) if is_matrix else part.plain for part in parts])
+            found = self._joined[digest] = StoredWeight(digest, tensor, parts)
+            found.shape = (sum(math.prod(part.shape) for part in parts),)
+            if is_matrix:
+                found.forms.clear()
+        return found
 
     def derive(
         self, weight: StoredWeight, form: str, make: Callable[[], torch.Tensor]
@@ -182,11 +198,14 @@ class WeightStore:
     def _stack_bytes(self) -> int:
         return sum(stack.nbytes for stack in self._stacks.values() if stack is not None)
 
+    def _all(self) -> list[StoredWeight]:
+        return [*self._weights.values(), *self._joined.values()]
+
     def _make_room(self, num_bytes: int) -> None:
         if self.bytes_held + num_bytes <= self.limit_bytes:
             return
         self._stacks.clear()
-        for weight in self._weights.values():
+        for weight in self._all():
             for form in [form for form in weight.forms if form not in ("plain", "kn")]:
                 del weight.forms[form]
         held = self.bytes_held
