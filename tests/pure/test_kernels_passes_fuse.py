@@ -43,6 +43,11 @@ def test_a_transformer_layer_stays_token_by_token():
     ]
 
 
+def test_a_layer_more_is_seven_kernels_more():
+    one, two = (len(lower(bert(layers).program).kernels) for layers in (1, 2))
+    assert two - one == 7
+
+
 def test_the_last_state_is_read_from_the_tokens():
     lowered = lower(lstm().program)
     cell = lowered.kernels[0]
