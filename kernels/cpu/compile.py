@@ -24,7 +24,7 @@ from coissue.kernels.cpu.native import Build, Call, number_values
 from coissue.kernels.cpu.native_recurrent import NativeRecurrence
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
 from coissue.kernels.ir import ABSENT, Op
-from coissue.kernels.lowered import Kernel, Lowered, Mode
+from coissue.kernels.lowered import Kernel, Layout, Lowered, Mode
 from coissue.kernels.passes.fold import find_folds, find_siblings
 from coissue.kernels.passes.layouts import POINTWISE
 
@@ -356,7 +356,8 @@ class _Builder:
         x, together = self.packing(op.inputs[0]), (op, *others)
         widths = [self.packing(one.outputs[0]).type.shape[-1].scale for one in together]
         k, layout, dtype = x.type.shape[-1].scale, str(op.attrs["layout"]), ops.DTYPES[x.type.dtype]
-        multiply = Gemm(self._store, self._table, k, widths, layout, dtype)
+        is_tokens = x.layout is Layout.TOKENS
+        multiply = Gemm(self._store, self._table, k, widths, layout, is_tokens, dtype)
         stored = [self._stored_slots(one) for one in together]
         ins = self._joined(stored) if others else stored[0]
         outs = [slot for one in together for slot in self._outs(one)]

@@ -42,6 +42,8 @@ SHAPE_NS = 80_000_000
 #: Members of the measured stack, and the largest matrix (in elements) considered for one.
 STACK_MEMBERS = 8
 STACK_ELEMENTS = 1 << 18
+#: The largest matrices together that are considered for one product.
+JOINED_ELEMENTS = 1 << 24
 #: Rows the packed forms are told to expect; they are correct for any number.
 PACK_ROWS = 64
 
@@ -81,31 +83,32 @@ class GemmTable:
         self._path = path
         self._device = device
         self._ns: dict[str, dict[str, dict[str, int]]] = {}
-        self._chosen: dict[tuple[int, int], tuple[tuple[str, bool], ...]] = {}
+        self._chosen: dict[tuple[int, int, bool], tuple[tuple[str, bool], ...]] = {}
         self._load()
 
-    def choose(self, k: int, n: int) -> tuple[tuple[str, bool], ...]:
-        """Per entry of `ROWS`: the provider for equal weights, and whether a stack pays."""
-        if (k, n) not in self._chosen:
+    def choose(self, k: int, n: int, is_tokens: bool = False) -> tuple[tuple[str, bool], ...]:
+        """Per entry of `ROWS`: the provider for equal weights (single tokens do not count: hardly a
+        request has just one), and whether a stack pays."""
+        if (key := (k, n, is_tokens)) not in self._chosen:
             table = self._ns.setdefault(f"{k}x{n}", {})
             if len(table) < len(ROWS):
                 _measure(k, n, table)
                 self._save()
             points = [table.get(str(rows), {}) for rows in ROWS]
-            provider = _pick([point for point in points if point])
-            self._chosen[k, n] = tuple((provider, _stacks(point, provider)) for point in points)
-        return self._chosen[k, n]
+            counted = points[1:] if is_tokens else points
+            provider = _pick([point for point in counted if point])
+            self._chosen[key] = tuple((provider, _stacks(point, provider)) for point in points)
+        return self._chosen[key]
 
     def joins(self, k: int, widths: Sequence[int], is_tokens: bool) -> bool:
-        """Whether one product of all these widths, by oneDNN, is faster than one of each.
-
-        Single rows count unless they are tokens, for hardly a request has just one.
-        """
+        """Whether one product of all these widths, by oneDNN, is faster than one of each."""
+        if k * sum(widths) > JOINED_ELEMENTS:
+            return False
         table = self._ns.setdefault(f"{k}x{'+'.join(map(str, widths))}", {})
         if not table and "onednn" in _PACKERS:
             store, end_ns = WeightStore(1 << 62), time.perf_counter_ns() + SHAPE_NS
             weights = [StoredWeight(str(i), torch.randn(k, n)) for i, n in enumerate(widths)]
-            every = [(Gemm(store, self, k, (w.shape[1],), "kn"), w) for w in weights]
+            every = [(Gemm(store, self, k, (w.shape[1],), "kn", is_tokens), w) for w in weights]
             whole = [(Gemm(store, self, k, widths, "kn"), store.join(weights))]
             for x in (torch.randn(rows, k) for rows in MEASURED):
                 calls = {"apart": partial(_run, x, every), "joined": partial(_run, x, whole)}
@@ -114,7 +117,7 @@ class GemmTable:
                     break
             self._save()
         points = [ns for rows, ns in table.items() if not (is_tokens and rows == "1")]
-        limit = COPY_GAIN if "kn" in (self.choose(k, n)[0][0] for n in widths) else 1.0
+        limit = COPY_GAIN if "kn" in (self.choose(k, n, is_tokens)[0][0] for n in widths) else 1.0
         score = sum(math.log(ns["joined"] / ns["apart"]) for ns in points)
         return score < len(points) * math.log(limit)
 
@@ -207,7 +210,7 @@ class Gemm:
 
     def __init__(
         self, store: WeightStore, table: GemmTable | None, k: int, widths: Sequence[int],
-        layout: str, dtype: torch.dtype = torch.float32,
+        layout: str, is_tokens: bool = False, dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         self._store = store
         self._layout = layout
@@ -216,7 +219,7 @@ class Gemm:
         self._nk = torch.empty(1).expand(self._n, k)
         self._chosen, is_joined = _ONLY_KN, len(widths) > 1
         if table and dtype is torch.float32 and (not is_joined or k * self._n <= STACK_ELEMENTS):
-            self._chosen = table.choose(k, self._n)
+            self._chosen = table.choose(k, self._n, is_tokens)
         if is_joined:
             self._chosen = tuple(("onednn", stacks) for _, stacks in self._chosen)
 

@@ -27,7 +27,7 @@ def joining(monkeypatch):
     """Whatever the times are here; products of even width from stacks where weights differ."""
     monkeypatch.setattr(GemmTable, "joins", lambda *_: True)
     monkeypatch.setattr(
-        GemmTable, "choose", lambda self, k, n: (("onednn", n % 2 == 0),) * len(gemm.ROWS)
+        GemmTable, "choose", lambda self, k, n, _: (("onednn", n % 2 == 0),) * len(gemm.ROWS)
     )
 
 
@@ -183,6 +183,12 @@ def test_it_is_measured_once(tmp_path, monkeypatch):
     decided = GemmTable(path, "this").joins(8, (8, 8), False)
     monkeypatch.setattr(gemm, "_time_each", None)
     assert GemmTable(path, "this").joins(8, (8, 8), False) == decided
+
+
+def test_large_ones_are_not_even_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(gemm, "_time_each", None)
+    monkeypatch.setattr(gemm, "JOINED_ELEMENTS", 8 * 16 - 1)
+    assert not GemmTable(tmp_path / "gemm.json", "this").joins(8, (8, 8), False)
 
 
 def test_never_in_exact_mode(joining, tmp_path):
