@@ -22,7 +22,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import exp, inf, log
+from math import exp, log
 from pathlib import Path
 from typing import Final
 
@@ -81,10 +81,10 @@ class _Entry:
             if len(self.kept) >= KEPT_LIMIT:
                 self.kept.clear()
             units, segments, sets, joins = size
-            self.grids = self.grids or _make_grids(self.points)
+            self.grids = self.grids or {n: _Grid(of) for n, of in self.points.items()}
             found = _over_sets(self.grids, units, segments, sets)
             if joins and self.joins:
-                self.join_grids = self.join_grids or _make_grids(self.joins)
+                self.join_grids = self.join_grids or {1: _Grid(self.joins[1])}
                 found += self.join_grids[1].at(units, segments)
             self.kept[size] = found
         return found
@@ -242,20 +242,23 @@ class _Curve:
 class _Grid:
     """What is known of launches with one number of weight sets."""
 
-    __slots__ = ("_curves", "_group", "segment_ns")
+    __slots__ = ("_curves", "_group", "_least", "segment_ns")
 
-    def __init__(self, points: Mapping[int, Mapping[int, int]], most_units: int) -> None:
+    def __init__(self, points: Mapping[int, Mapping[int, int]]) -> None:
         """`points`: segments -> units -> ns."""
         self._curves = {count: _Curve(by_units) for count, by_units in points.items()}
-        self.segment_ns = self._find_segment_ns(points, most_units)
+        self._least = min(points)
+        self.segment_ns = self._find_segment_ns(points)
         #: Over units, without what the segments cost.
-        least = min(points)
-        own_ns = least * self.segment_ns
-        self._group = _Curve({p: max(0, ns - own_ns) for p, ns in points[least].items()})
+        own_ns = self._least * self.segment_ns
+        self._group = _Curve({p: max(0, ns - own_ns) for p, ns in points[self._least].items()})
 
     def at(self, units: int, segments: int) -> float:
         """Beyond the last number of segments the slope is the same whatever `units` is, so that the
-        answer rises with both."""
+        answer rises with both. Where just one number is known, more are that many launches."""
+        if len(self._curves) == 1 and segments > self._least:
+            groups = segments / self._least
+            return groups * self._curves[self._least].at_most(units / groups)
         over = _Curve({count: curve.at(units) for count, curve in self._curves.items()})
         return over.at(segments, self.segment_ns)
 
@@ -263,7 +266,7 @@ class _Grid:
         """Of a launch that is one of several, to which what the segments cost comes on top."""
         return self._group.at_most(units)
 
-    def _find_segment_ns(self, points: Mapping[int, Mapping[int, int]], most_units: int) -> float:
+    def _find_segment_ns(self, points: Mapping[int, Mapping[int, int]]) -> float:
         """What one more segment costs: the least that was measured, at whatever units. Without
         joins it is next to nothing, and what one long launch took longer than another by chance is
         not: taken times the number of segments, it kept groups small."""
@@ -273,22 +276,16 @@ class _Grid:
             if common:
                 rise = min(points[last][units] - points[before][units] for units in common)
                 return max(0, rise) / (last - before)
-        return _Curve({s: curve.at(most_units) for s, curve in self._curves.items()}).rise
-
-
-def _make_grids(points: _Points) -> dict[int, _Grid]:
-    most = max(max(p) for by_segments in points.values() for p in by_segments.values())
-    return {sets: _Grid(by_segments, most) for sets, by_segments in points.items()}
+        return self._curves[self._least].values[0] / self._least  # of the smallest launch known
 
 
 def _over_sets(grids: Mapping[int, _Grid], units: int, segments: int, sets: int) -> float:
-    """Between measured numbers of weight sets on the line; but no more, and beyond them no less,
-    than launches of fewer sets that each take their part of the units."""
+    """Between measured numbers of weight sets on the line; beyond them as long as launches of the
+    last, that each take their part of the units."""
+    last = max(grids)
     over = _Curve({number: grid.at(units, segments) for number, grid in grids.items()})
-    found = over.at(sets, inf)
-    for number, grid in grids.items():
-        if number <= sets:
-            groups = sets / number
-            apart = groups * grid.group_ns(units / groups) + segments * grid.segment_ns
-            found = min(found, max(over.at(number), apart))
-    return found
+    if sets <= last:
+        return over.at(sets)
+    groups = sets / last
+    apart = groups * grids[last].group_ns(units / groups) + segments * grids[last].segment_ns
+    return max(over.at(last), apart)

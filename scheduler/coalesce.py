@@ -12,7 +12,8 @@ have had of late (which may come at any moment), and its rows may run apart, it 
 Requests whose last launch was the same lie together on the device; a launch of others has to join
 their inputs first, and is predicted so. If that costs more than one launch for all saves, only
 those who lie with the lead already go with it. Likewise, if a launch for each set of weights is
-predicted to take less, only those with the lead's; and if one for each request does, nobody.
+predicted to take about as long, only those with the lead's; and if one for each request takes less,
+nobody.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ def place(kernel: Kernel) -> int:
     return kernel.request.lane >> LANE_BITS
 
 
-_KEYS: Final = (place, lambda kernel: kernel.weights, lambda kernel: kernel.request.id)
+#: Each with the share of what launches for each take that one launch for all may take. Weights of
+#: their own must gain more than predictions err by, for nobody gains later by lying together.
+_KEYS: Final[tuple[tuple[_Key, float], ...]] = (
+    (place, 1.0), (lambda kernel: kernel.weights, 0.97), (lambda kernel: kernel.request.id, 1.0),
+)  # fmt: skip
 
 
 def _is_mate(kernel: Kernel, lead: Kernel, keys: list[_Key]) -> bool:
@@ -137,13 +142,13 @@ class Batch:
     def find_costly(self, cost: CostView) -> _Key | None:
         """In what the members differ although a launch for each of it is predicted to take less."""
         least_ns = cost.predict_ns(self.signature, min(k.units for k in self.members), 1, 1)
-        for key in _KEYS:
+        for key, share in _KEYS:
             apart: dict[int, list[Kernel]] = {}
             for kernel in self.members:
                 apart.setdefault(key(kernel), []).append(kernel)
-            if len(apart) * least_ns < self.predicted_ns:  # most end here
+            if len(apart) > 1 and share * len(apart) * least_ns < self.predicted_ns:
                 groups_ns = [_predict_ns(self.signature, own, cost) for own in apart.values()]
-                if sum(groups_ns) < self.predicted_ns:
+                if share * sum(groups_ns) < self.predicted_ns:
                     return key
         return None
 

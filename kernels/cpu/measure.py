@@ -38,10 +38,11 @@ REPEATS_MAX = 40
 GRID = 4
 UNITS = (1, 8, 64, 256)
 SEGMENTS = (1, 8)
-WEIGHT_SETS = (1, 4)
+WEIGHT_SETS = (1, 4, 8)
 #: Segments that a join is measured for: two numbers, for what each further segment costs.
 JOINED = (2, 8)
-#: Other tenants' weights are played by copies up to this size, beyond it by the same weights.
+#: Other tenants' weights are played by copies of so many bytes at most: of large ones there are
+#: fewer. (The same weights in place of copies would be in the cache, where others' are not.)
 TWIN_BYTES_LIMIT = 1 << 26
 _Run = Callable[[Sequence[DeviceSegment]], None]
 
@@ -94,12 +95,11 @@ def measure(
 
 @torch.inference_mode()
 def _twins(bound: BoundKernel, count: int) -> list[BoundKernel]:
-    """`bound`, and as many others with weights of their own as make `count`."""
+    """`bound`, and others with weights of their own, `count` in all if they are not too large."""
     held = sum(weight.num_bytes for weight in bound.weights.weights)
-    copy = held * (count - 1) <= TWIN_BYTES_LIMIT
     made = [bound]
-    for i in range(1, count):
-        weights = tuple(w.twin(f"{w.digest}~{i}", copy=copy) for w in bound.weights.weights)
+    for i in range(1, min(count, 1 + TWIN_BYTES_LIMIT // max(1, held))):
+        weights = tuple(w.twin(f"{w.digest}~{i}") for w in bound.weights.weights)
         made.append(replace(bound, weights=WeightSet(-i, bound.plan, weights)))
     return made
 

@@ -53,12 +53,12 @@ class StoredWeight:
     def num_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def twin(self, digest: str, *, copy: bool) -> StoredWeight:
+    def twin(self, digest: str) -> StoredWeight:
         """The same numbers as a weight of its own, outside any store; to measure with."""
         made = StoredWeight(digest, next(iter(self.forms.values())))
         made.shape, made.plain_wanted = self.shape, self.plain_wanted
         kept = {name: form for name, form in self.forms.items() if name in ("plain", "kn")}
-        made.forms = {name: form.clone() if copy else form for name, form in kept.items()}
+        made.forms = {name: form.clone() for name, form in kept.items()}
         return made
 
     def convert(self, dtype: torch.dtype) -> None:

@@ -49,14 +49,18 @@ def test_divisors_can_be_measured(device):
     assert list(measure(device, CostTable(), tenant.lowered, 0, units=(8,)))
 
 
-def test_weight_sets_are_measured_not_guessed(device):
+@pytest.mark.parametrize(("copies", "sets"), [(9, {1, 4, 8}), (4.5, {1, 4, 5}), (0.5, {1})])
+def test_weight_sets_are_measured_not_guessed(device, monkeypatch, copies, sets):
+    """With as many as there is room for."""
     model = programs.mlp()
     tenant = device_rig.Tenant(device, model.program, model.weights, lower)
-    table = CostTable()
+    table, weights = CostTable(), tenant.kernels[0].weights.weights
+    held = sum(weight.num_bytes for weight in weights)
+    monkeypatch.setattr("coissue.kernels.cpu.measure.TWIN_BYTES_LIMIT", round(copies * held))
     for _ in measure(device, table, tenant.lowered, 0, units=(8,)):
         pass
     signature = tenant.lowered.kernels[0].signature
-    assert set(table._entries[signature].points) == {1, 4}
+    assert set(table._entries[signature].points) == sets
 
 
 def test_a_join_copies_what_lies_apart(device):

@@ -41,15 +41,21 @@ def test_segments_and_weight_sets_are_between_their_points():
     assert table.predict_ns("s", 8, 8, 4) == 350
 
 
-def test_many_weight_sets_take_as_long_as_launches_of_fewer():
-    """Of one set each, whatever was measured of two; of as many as go together well, if they do."""
-    slow = [(1, 1, 1, 100), (64, 1, 1, 730), (64, 8, 1, 730), (64, 8, 2, 5000)]
-    assert table_of(*slow).predict_ns("s", 16, 16, 16) == 1600
-    assert table_of(*slow).predict_ns("s", 8 * 64, 8, 8) == pytest.approx(8 * 730)
-    stacked = [(1, 1, 1, 100), (64, 1, 1, 730), (64, 8, 1, 730), (8, 8, 1, 170)]
-    stacked += [(4, 4, 4, 150), (64, 4, 4, 1100), (8, 8, 4, 160), (64, 8, 4, 1100)]
-    assert table_of(*stacked).predict_ns("s", 16, 16, 16) == 600
-    assert table_of(*stacked).predict_ns("s", 2, 2, 2) < 140
+def test_many_weight_sets_take_as_long_as_launches_of_the_most_that_are_known():
+    one = [(1, 1, 1, 100), (64, 1, 1, 730), (8, 8, 1, 170), (64, 8, 1, 730)]
+    assert table_of(*one).predict_ns("s", 16, 16, 16) == 1600
+    assert table_of(*one).predict_ns("s", 8 * 64, 8, 8) == pytest.approx(8 * 730)
+    four = [(4, 4, 4, 150), (64, 4, 4, 1100), (8, 8, 4, 160), (64, 8, 4, 1100)]
+    table = table_of(*one, *four)
+    assert table.predict_ns("s", 16, 16, 16) == 600
+    assert table.predict_ns("s", 4 * 64, 16, 16) == pytest.approx(4 * 1100)
+    assert 100 < table.predict_ns("s", 2, 2, 2) < 150
+
+
+def test_many_segments_of_which_nothing_is_known_are_that_many_launches():
+    table = table_of((1, 1, 1, 100), (64, 1, 1, 730))
+    assert table.predict_ns("s", 16, 16, 1) == 1600
+    assert table_of((1, 1, 1, 100)).predict_ns("s", 2, 2, 1) == 200
 
 
 def test_what_takes_more_per_unit_when_it_is_large_is_no_cheaper_in_groups():

@@ -3,7 +3,7 @@
 `decisions.json` holds the number of turns and a digest of all commands per run. A change that is
 meant to decide otherwise says so in its commit, and writes the file anew:
 
-    python tests/sim/test_decisions.py
+    PYTHONPATH=. python tests/sim/test_decisions.py
 
 To see what differs: `coissue replay` on a recording that was made before the change.
 """
