@@ -47,11 +47,17 @@ def place(kernel: Kernel) -> int:
     return kernel.request.lane >> LANE_BITS
 
 
+def _weights(kernel: Kernel) -> int:
+    return kernel.weights
+
+
+def _request(kernel: Kernel) -> int:
+    return kernel.request.id
+
+
 #: Each with the share of what launches for each take that one launch for all may take. Weights of
 #: their own must gain more than predictions err by, for nobody gains later by lying together.
-_KEYS: Final[tuple[tuple[_Key, float], ...]] = (
-    (place, 1.0), (lambda kernel: kernel.weights, 0.97), (lambda kernel: kernel.request.id, 1.0),
-)  # fmt: skip
+_KEYS: Final = ((place, 1.0), (_weights, 0.97), (_request, 1.0))
 
 
 def _is_mate(kernel: Kernel, lead: Kernel, keys: list[_Key]) -> bool:
