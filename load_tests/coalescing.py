@@ -9,7 +9,8 @@ once, and all are computed in three ways, in turns in one run, on one core with 
 
     time_only   one launch after the other, one request each
     space_only  a thread per tenant, each with a launch of its own
-    space_time  what the cost table says pays: one launch of all, or one after the other
+    space_time  the launches that the scheduler's core makes of them, by the costs that are measured
+                when a tenant is attached, and with its bound on a launch of several (--bound-ms)
 
 with shared weights (one set) and with own weights (a set per tenant). Inputs come as separate
 arrays; bringing them in is timed with each way. A ratio is the time of the other way over that of
@@ -30,18 +31,33 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 
+from coissue.deployments.costs import Costs
 from coissue.kernels.cost_table import CostTable
 from coissue.kernels.cpu.border import Arrival, Border, enter
 from coissue.kernels.cpu.device import BoundKernel, CpuDevice, DeviceSegment
 from coissue.kernels.cpu.measure import measure
 from coissue.kernels.ir import Dim, Op, Port, Program, R, Type, Weight, fixed
 from coissue.kernels.passes.pipeline import lower
+from coissue.scheduler.core import Core
+from coissue.scheduler.messages import (
+    Attached,
+    Event,
+    KernelSpec,
+    Launch,
+    LaunchDone,
+    RequestId,
+    Submitted,
+    TenantSpec,
+    WeightsId,
+)
+from coissue.scheduler.ports import MS, CoreLimits
 from load_tests import results
 from load_tests.demo.data import ROOT
 
@@ -54,6 +70,7 @@ ROUND_SECONDS = 0.05
 #: Weights of all tenants together; larger cases are left out and listed.
 WEIGHT_BYTES_MAX = 3 << 30
 CORE = 0
+FAR_NS = 1 << 60
 
 
 #: A tenant's kernel, its border and its request.
@@ -111,8 +128,9 @@ class Case:
     """`tenants` requests of one shape, and the three ways to compute them."""
 
     def __init__(
-        self, device: CpuDevice, table: CostTable, shape: Shape, tenants: int, *, shared: bool
-    ) -> None:
+        self, device: CpuDevice, table: CostTable, shape: Shape, tenants: int, *, shared: bool,
+        bound_ns: int,
+    ) -> None:  # fmt: skip
         self._device = device
         self._held: list[str] = []
         self.members: list[Member] = []
@@ -130,49 +148,56 @@ class Case:
         self._rows = shape.rows
         self._sets = 1 if shared else tenants
         self._pool = ThreadPoolExecutor(tenants)
-        self.joins = self._choose(table)
-
-    def _choose(self, table: CostTable) -> bool:
-        """As the scheduler does: whether one launch is predicted to take no more than one after the
-        other, by what is measured when a tenant is attached."""
-        signature = self._lowered.kernels[0].signature
-        if signature not in table:
-            for _ in measure(self._device, table, self._lowered, 0):
+        if self._lowered.kernels[0].signature not in table:
+            for _ in measure(device, table, self._lowered, 0):
                 pass
-        count, rows = len(self.members), self._rows
-        together = table.predict_ns(signature, count * rows, count, self._sets)
-        return together <= count * table.predict_ns(signature, rows, 1, 1)
+        self.launches = self._plan(Costs(table), bound_ns)
+
+    def _plan(self, costs: Costs, bound_ns: int) -> list[list[Member]]:
+        """The launches that the core makes of one request of each, all there at once."""
+        core = Core(CoreLimits(preemption_bound_ns=bound_ns), "space_time", costs, Random(0))
+        signature = costs.intern(self._lowered.kernels[0].signature)
+        events: list[Event] = []
+        for number in range(len(self.members)):
+            name, weights = str(number), WeightsId(number % self._sets)
+            kernel = KernelSpec(signature, weights, producers=(), per_token=False)
+            events += [
+                Attached(0, TenantSpec(name, (kernel,), share=1.0, in_flight_limit=1, priority=1)),
+                Submitted(0, RequestId(number), name, self._rows, 0, FAR_NS, 0, 0),
+            ]
+        now_ns, launches = 0, list[list[Member]]()
+        while events:
+            made = [c for c in core.handle(*events) if isinstance(c, Launch)]
+            launches += [[self.members[s.request] for s in launch.segments] for launch in made]
+            now_ns += sum(launch.predicted_ns for launch in made)
+            events = [LaunchDone(now_ns, each.launch, each.predicted_ns) for each in made]
+        assert sum(map(len, launches)) == len(self.members)
+        return launches
 
     def close(self) -> None:
         self._pool.shutdown()
         self._device.drop_weights(self._held)
 
-    def _segments(
-        self, members: list[tuple[BoundKernel, Border, np.ndarray]]
-    ) -> list[DeviceSegment]:
+    def _segments(self, members: list[Member]) -> list[DeviceSegment]:
         arrivals = [Arrival(border, {"x": x}, len(x), 0) for _, border, x in members]
         return [
             DeviceSegment(bound, len(x), 0, buffers)
             for (bound, _, x), buffers in zip(members, enter(arrivals), strict=True)
         ]
 
-    def together(self) -> None:
-        self._device.run(self._segments(self.members))
+    def _launch(self, members: list[Member]) -> None:
+        self._device.run(self._segments(members))
 
     def time_only(self) -> None:
         for member in self.members:
-            self._alone(member)
-
-    def _alone(self, member: Member) -> None:
-        self._device.run(self._segments([member]))
+            self._launch([member])
 
     def space_only(self) -> None:
-        list(
-            self._pool.map(lambda member: self._device.run(self._segments([member])), self.members)
-        )
+        list(self._pool.map(lambda member: self._launch([member]), self.members))
 
     def space_time(self) -> None:
-        (self.together if self.joins else self.time_only)()
+        for members in self.launches:
+            self._launch(members)
 
 
 def measure_best(call: Any, repeats: int = 5) -> float:
@@ -207,7 +232,7 @@ def geometric_mean(values: list[float]) -> float:
     return statistics.geometric_mean(values) if values else float("nan")
 
 
-def run(shapes: list[Shape], console: Console) -> dict[str, Any]:
+def run(shapes: list[Shape], console: Console, bound_ns: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     skipped: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -223,13 +248,13 @@ def run(shapes: list[Shape], console: Console) -> dict[str, Any]:
                     if size > WEIGHT_BYTES_MAX:
                         skipped.append(f"{shape.size}, {tenants} tenants, {weights}")
                         continue
-                    case = Case(device, table, shape, tenants, shared=shared)
+                    case = Case(device, table, shape, tenants, shared=shared, bound_ns=bound_ns)
                     found: dict[str, Any] = compare(case, ROUNDS)
                     if min(found.values()) < AGAIN_BELOW:
                         found = {**compare(case, ROUNDS_AGAIN), "first": found}
                     rows.append({
                         "shape": shape.size, "from": shape.name, "weights": weights,
-                        "tenants": tenants, "joined": case.joins, **found,
+                        "tenants": tenants, "launches": len(case.launches), **found,
                     })  # fmt: skip
                     case.close()
                     console.print(f"  {rows[-1]}", highlight=False)
@@ -247,7 +272,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
             )
     worst = min(rows, key=lambda row: min(row["time_only"], row["space_only"]))
     sixteen = [r["time_only"] for r in rows if r["weights"] == "shared" and r["tenants"] == 16]
-    same = [row["time_only"] for row in rows if not row["joined"]]
+    same = [row["time_only"] for row in rows if row["launches"] == row["tenants"]]
     return {
         "geometric_means": means,
         "same_code_twice": f"{min(same, default=1)} to {max(same, default=1)}",
@@ -266,7 +291,8 @@ def tabulate(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         text = f"{row['time_only']:.2f} / {row['space_only']:.2f}"
         key = row["shape"], row["weights"]
-        found.setdefault(key, {})[row["tenants"]] = text if row["joined"] else f"({text})"
+        is_same = row["launches"] == row["tenants"]
+        found.setdefault(key, {})[row["tenants"]] = f"({text})" if is_same else text
     for (shape, weights), ratios in found.items():
         cells = " | ".join(ratios.get(n, "") for n in TENANTS)
         lines.append(f"| {shape} | {weights} | {cells} |")
@@ -278,6 +304,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with the CSV files")
     parser.add_argument("--quick", action="store_true", help="three shapes, no result file")
     parser.add_argument("--only", default="", help="shapes like 128x1152x256,...; no result file")
+    parser.add_argument("--bound-ms", type=float, default=10.0, help="scheduler's default: 10")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {CORE})
     torch.set_num_threads(1)
@@ -286,7 +313,7 @@ def main() -> None:
     only = list(filter(None, arguments.only.split(",")))
     if arguments.quick or only:
         shapes = [shape for shape in shapes if shape.size in only] if only else shapes[:3]
-    found = run(shapes, console)
+    found = run(shapes, console, round(arguments.bound_ms * MS))
     console.print(results.summarise(found), highlight=False)
     if not arguments.quick and not only:
         seconds = time.monotonic() - started

@@ -37,6 +37,8 @@ REPEATS_MAX = 40
 #: Changes whenever points are chosen or timed differently: older stored points are not read.
 GRID = 4
 UNITS = (1, 8, 64, 256)
+#: Of one request too: what large launches take that the cache does not hold.
+LARGE = 1024
 SEGMENTS = (1, 8)
 WEIGHT_SETS = (1, 4, 8)
 #: Segments that a join is measured for: two numbers, for what each further segment costs.
@@ -69,7 +71,8 @@ def measure(
     for number in sorted({min(number, len(sets)) for number in weight_sets}):
         for count in sorted({max(count, number) for count in segments}):
             # A unit each is what tenants with one row send.
-            for total in sorted({count, *(total for total in units if total >= count)}):
+            chosen_units = {count, *(total for total in units if total >= count)}
+            for total in sorted(chosen_units | ({LARGE} if count == 1 else set())):
                 # By the points of one request: between few points the table has to be cautious,
                 # and what it so forbids to measure it would never learn.
                 if (
