@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from heapq import heappop
-from typing import Final, final
+from typing import final
 
 from coissue.scheduler.messages import Launch, SignatureId, WeightsId
 from coissue.scheduler.ports import MS, CoreLimits, CostView
@@ -36,6 +36,9 @@ _MATES = 64
 _NEVER = 1 << 62
 #: Parts of long kernels are no longer than one of so many parts of the shortest time of others.
 _TIGHT = 4
+#: What a launch of several sets of weights may take at most of one for each: less than predictions
+#: err by is no gain, and nobody gains later by lying together.
+_GAIN = 0.97
 _NO_WEIGHTS: Set[WeightsId] = frozenset()
 
 #: What members of a launch may have in common.
@@ -53,11 +56,6 @@ def _weights(kernel: Kernel) -> int:
 
 def _request(kernel: Kernel) -> int:
     return kernel.request.id
-
-
-#: Each with the share of what launches for each take that one launch for all may take. Weights of
-#: their own must gain more than predictions err by, for nobody gains later by lying together.
-_KEYS: Final = ((place, 1.0), (_weights, 0.97), (_request, 1.0))
 
 
 def _is_mate(kernel: Kernel, lead: Kernel, keys: list[_Key]) -> bool:
@@ -146,17 +144,29 @@ class Batch:
         self.units, self.done_by_ns, self.predicted_ns = units, done_by_ns, predicted_ns
 
     def find_costly(self, cost: CostView) -> _Key | None:
-        """In what the members differ although a launch for each of it is predicted to take less."""
+        """In what the members differ although a launch for each of it is predicted to take less.
+
+        Weights are judged by groups of equal size: what common launches gain was measured so, and
+        there is nothing to gain for a small request beside a large one with weights of its own.
+        """
+        count, sets = len(self.members), len(self.weights)
+        if len(self.places) > 1 and self._apart_ns(place, cost) < self.predicted_ns:
+            return place
+        if sets > 1:
+            units, segments = -(-self.units // sets), -(-count // sets)
+            group_ns = cost.predict_ns(self.signature, units, segments, 1)
+            if _GAIN * sets * group_ns < self.predicted_ns:
+                return _weights
         least_ns = cost.predict_ns(self.signature, min(k.units for k in self.members), 1, 1)
-        for key, share in _KEYS:
-            apart: dict[int, list[Kernel]] = {}
-            for kernel in self.members:
-                apart.setdefault(key(kernel), []).append(kernel)
-            if len(apart) > 1 and share * len(apart) * least_ns < self.predicted_ns:
-                groups_ns = [_predict_ns(self.signature, own, cost) for own in apart.values()]
-                if share * sum(groups_ns) < self.predicted_ns:
-                    return key
-        return None
+        if count * least_ns >= self.predicted_ns:  # most end here
+            return None
+        return _request if self._apart_ns(_request, cost) < self.predicted_ns else None
+
+    def _apart_ns(self, key: _Key, cost: CostView) -> int:
+        apart: dict[int, list[Kernel]] = {}
+        for kernel in self.members:
+            apart.setdefault(key(kernel), []).append(kernel)
+        return sum(_predict_ns(self.signature, own, cost) for own in apart.values())
 
 
 def _predict_ns(signature: SignatureId, kernels: list[Kernel], cost: CostView) -> int:

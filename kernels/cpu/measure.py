@@ -40,7 +40,7 @@ UNITS = (1, 8, 64, 256)
 #: Of one request too: what large launches take that the cache does not hold.
 LARGE = 1024
 SEGMENTS = (1, 8)
-WEIGHT_SETS = (1, 4, 8)
+WEIGHT_SETS = (1, 2, 4, 8)
 #: Segments that a join is measured for: two numbers, for what each further segment costs.
 JOINED = (2, 8)
 #: Other tenants' weights are played by copies of so many bytes at most: of large ones there are

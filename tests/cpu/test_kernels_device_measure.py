@@ -49,7 +49,7 @@ def test_divisors_can_be_measured(device):
     assert list(measure(device, CostTable(), tenant.lowered, 0, units=(8,)))
 
 
-@pytest.mark.parametrize(("copies", "sets"), [(9, {1, 4, 8}), (4.5, {1, 4, 5}), (0.5, {1})])
+@pytest.mark.parametrize(("copies", "sets"), [(9, {1, 2, 4, 8}), (4.5, {1, 2, 4, 5}), (0.5, {1})])
 def test_weight_sets_are_measured_not_guessed(device, monkeypatch, copies, sets):
     """With as many as there is room for."""
     model = programs.mlp()

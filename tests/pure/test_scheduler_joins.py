@@ -81,9 +81,9 @@ def three_weights() -> list:
     return [tenant(name, kernel(7, weights=n)) for n, name in enumerate("abc")]
 
 
-@pytest.mark.parametrize(("set_ns", "groups"), [(94, [[1, 2, 3, 4]]), (96, [[1, 4], [2], [3]])])
+@pytest.mark.parametrize(("set_ns", "groups"), [(104, [[1, 2, 3, 4]]), (106, [[1, 4], [2], [3]])])
 def test_weights_share_a_launch_if_one_for_each_takes_clearly_longer(set_ns, groups):
-    """Of four, two have the same weights: two further sets against two further launches of 100."""
+    """Two further sets against three launches of two rows, 120 each, less three per cent."""
     bench = Bench(*three_weights(), cost=LinearCost(100, 10, set_ns))
     commands = bench.send(*[bench.submit(n, name) for n, name in enumerate("abca", 1)])
     found = []
@@ -91,6 +91,21 @@ def test_weights_share_a_launch_if_one_for_each_takes_clearly_longer(set_ns, gro
         found += [[request for request, _ in group] for group in launched(commands)]
         commands = bench.land(launches(commands)[0])
     assert found == groups
+
+
+class Flat(LinearCost):
+    """Up to eight units take as long as eight; a further set of weights takes less than that."""
+
+    def predict_ns(self, signature, units, segments, sets, joins=False):
+        return 10 * max(8, units) + 30 * (sets - 1)
+
+
+@pytest.mark.parametrize(("rows", "members"), [(100, 1), (1, 2)])
+def test_a_small_request_does_not_share_a_launch_with_a_large_one_of_other_weights(rows, members):
+    """Groups of equal size gain nothing there, though one for each set takes longer: 1,080."""
+    bench = Bench(*three_weights(), cost=Flat())
+    (launch,) = launches(bench.send(bench.submit(1, "a", rows=rows), bench.submit(2, "b")))
+    assert len(launch.segments) == members
 
 
 class Steep(LinearCost):
