@@ -81,7 +81,7 @@ class _Entry:
             if len(self.kept) >= KEPT_LIMIT:
                 self.kept.clear()
             units, segments, sets, joins = size
-            self.grids = self.grids or {n: _Grid(of) for n, of in self.points.items()}
+            self.grids = self.grids or _make_grids(self.points)
             found = _over_sets(self.grids, units, segments, sets)
             if joins and self.joins:
                 self.join_grids = self.join_grids or {1: _Grid(self.joins[1])}
@@ -242,13 +242,14 @@ class _Curve:
 class _Grid:
     """What is known of launches with one number of weight sets."""
 
-    __slots__ = ("_curves", "_group", "_least", "segment_ns")
+    __slots__ = ("_curves", "_group", "_knows_segments", "_least", "segment_ns")
 
-    def __init__(self, points: Mapping[int, Mapping[int, int]]) -> None:
-        """`points`: segments -> units -> ns."""
+    def __init__(self, points: Mapping[int, Mapping[int, int]], fewer: _Grid | None = None) -> None:
+        """`points`: segments -> units -> ns. `fewer`: of fewer sets, for what these do not tell."""
         self._curves = {count: _Curve(by_units) for count, by_units in points.items()}
         self._least = min(points)
-        self.segment_ns = self._find_segment_ns(points)
+        self._knows_segments = len(points) > 1 or fewer is not None
+        self.segment_ns = self._find_segment_ns(points, fewer)
         #: Over units, without what the segments cost.
         own_ns = self._least * self.segment_ns
         self._group = _Curve({p: max(0, ns - own_ns) for p, ns in points[self._least].items()})
@@ -256,7 +257,7 @@ class _Grid:
     def at(self, units: int, segments: int) -> float:
         """Beyond the last number of segments the slope is the same whatever `units` is, so that the
         answer rises with both. Where just one number is known, more are that many launches."""
-        if len(self._curves) == 1 and segments > self._least:
+        if not self._knows_segments and segments > self._least:
             groups = segments / self._least
             return groups * self._curves[self._least].at_most(units / groups)
         over = _Curve({count: curve.at(units) for count, curve in self._curves.items()})
@@ -266,7 +267,9 @@ class _Grid:
         """Of a launch that is one of several, to which what the segments cost comes on top."""
         return self._group.at_most(units)
 
-    def _find_segment_ns(self, points: Mapping[int, Mapping[int, int]]) -> float:
+    def _find_segment_ns(
+        self, points: Mapping[int, Mapping[int, int]], fewer: _Grid | None
+    ) -> float:
         """What one more segment costs: the least that was measured, at whatever units. Without
         joins it is next to nothing, and what one long launch took longer than another by chance is
         not: taken times the number of segments, it kept groups small."""
@@ -276,7 +279,16 @@ class _Grid:
             if common:
                 rise = min(points[last][units] - points[before][units] for units in common)
                 return max(0, rise) / (last - before)
+        if fewer is not None:
+            return fewer.segment_ns
         return self._curves[self._least].values[0] / self._least  # of the smallest launch known
+
+
+def _make_grids(points: _Points) -> dict[int, _Grid]:
+    made: dict[int, _Grid] = {}
+    for sets in sorted(points):
+        made[sets] = _Grid(points[sets], made[max(made)] if made else None)
+    return made
 
 
 def _over_sets(grids: Mapping[int, _Grid], units: int, segments: int, sets: int) -> float:

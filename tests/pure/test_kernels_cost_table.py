@@ -52,6 +52,17 @@ def test_many_weight_sets_take_as_long_as_launches_of_the_most_that_are_known():
     assert 100 < table.predict_ns("s", 2, 2, 2) < 150
 
 
+def test_what_a_segment_costs_is_told_by_fewer_sets_where_the_most_do_not():
+    """As after `measure`: eight sets in eight segments only. True: 20 + 1 per unit, 0.1 per segment
+    and 8 per further set."""
+    points = [(units, 1, 1, 20_000 + 1000 * units + 100) for units in (1, 8, 64, 256)]
+    points += [(units, 8, 1, 20_800 + 1000 * units) for units in (8, 64, 256)]
+    points += [(units, 8, 8, 76_800 + 1000 * units) for units in (8, 64, 256)]
+    table = table_of(*points)
+    assert table.predict_ns("s", 256, 256, 8) == pytest.approx(76_000 + 256_000 + 25_600, rel=0.05)
+    assert table.predict_ns("s", 256, 256, 16) == pytest.approx(2 * 76_000 + 281_600, rel=0.05)
+
+
 def test_many_segments_of_which_nothing_is_known_are_that_many_launches():
     table = table_of((1, 1, 1, 100), (64, 1, 1, 730))
     assert table.predict_ns("s", 16, 16, 1) == 1600
