@@ -155,7 +155,7 @@ def await_kernels(hosted: Hosted, console: Console) -> None:
         while (left := hosted.read_metrics().get(WAITING, 0.0)) and time.monotonic() < until:
             text = f"compiling kernels (the first time only): {left:.0f} left"
             progress.update(bar, description=text)
-            time.sleep(1.0)
+            time.sleep(1.0)  # between looks: the scheduler's process tells nobody when it is done
 
 
 def run(console: Console, args: argparse.Namespace) -> int:
