@@ -5,8 +5,10 @@ point it answers with that point, above the largest it goes on in a straight lin
 when an argument grows. A launch with more weight sets than were measured takes as long as several
 with as many as were, for that is how it runs. What launches really took moves one correction factor
 per signature, by at most `STEP_LIMIT` at a time, so one outlier (a page fault, a busy neighbour)
-hardly counts and a lasting change is followed. Where the error differs by size, as after a point
-that was measured in a busy moment, the points themselves are bent every `BEND_AFTER` launches.
+hardly counts and a lasting change is followed. Where the error differs by size or by weight sets,
+as after a point that was measured in a busy moment, the points themselves are bent every
+`BEND_AFTER` launches, and are stored so. Points of several sets follow those of fewer until
+launches of their own tell.
 Points are measured with inputs that lie together; what a launch takes longer when its segments'
 inputs must be joined first is measured by itself and comes on top.
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 import json
 import logging
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import exp, log
@@ -43,8 +45,6 @@ KEPT_LIMIT: Final = 10_000
 
 
 _Points = dict[int, dict[int, dict[int, int]]]
-#: (signature, units, segments, weight sets, joins).
-_Size = tuple[str, int, int, int, bool]
 
 
 @dataclass(slots=True)
@@ -65,11 +65,13 @@ class _Entry:
     join_grids: dict[int, _Grid] = field(default_factory=dict)
     #: Predictions by the points alone: (units, segments, weight sets, joins) -> ns.
     kept: dict[tuple[int, int, int, bool], float] = field(default_factory=dict)
-    #: All units of points, sorted.
-    places: list[int] = field(default_factory=list)
-    #: Units of points -> launches near them since points were bent, and the sum of the logarithms
-    #: of measured over predicted.
-    near: dict[int, list[float]] = field(default_factory=dict)
+    #: Weight sets -> all units of their points; both sorted.
+    places: dict[int, list[int]] = field(default_factory=dict)
+    #: (weight sets, units) of points -> launches near them since these points were bent, and the
+    #: sum of the logarithms of measured over predicted by the points alone.
+    near: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+    #: Sum of the logarithms of the factor at each launch since the last look at `near`.
+    factors: float = 0.0
 
     def forget_grids(self) -> None:
         """The points have changed."""
@@ -107,8 +109,6 @@ class CostTable:
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
-        #: What was recorded.
-        self._measured: dict[_Size, int] = {}
 
     def __contains__(self, signature: str) -> bool:
         return signature in self._entries
@@ -128,18 +128,17 @@ class CostTable:
     ) -> None:
         """A point measured with nothing else running. Replaces what was known of it. `joins`: of
         joining the inputs alone, the same for all weight sets (1 is recorded)."""
-        self._measured[signature, units, segments, sets, joins] = ns
         entry = self._entries.setdefault(signature, _Entry())
         points = entry.joins if joins else entry.points
         points.setdefault(sets, {}).setdefault(segments, {})[units] = ns
-        if not joins and units not in entry.places:
-            insort(entry.places, units)
+        if not joins and units not in entry.places.get(sets, ()):
+            insort(entry.places.setdefault(sets, []), units)
+            entry.places = dict(sorted(entry.places.items()))
         entry.forget_grids()
 
     def forget(self, signature: str) -> None:
         """As if never measured."""
         self._entries.pop(signature, None)
-        self._measured = {size: ns for size, ns in self._measured.items() if size[0] != signature}
 
     def observe_ns(
         self, signature: str, units: int, segments: int, sets: int, ns: int, joins: bool = False
@@ -151,12 +150,13 @@ class CostTable:
             return
         predicted = max(self.predict_ns(signature, units, segments, sets, joins), 1)
         ratio = min(max(ns / predicted, 1 / STEP_LIMIT), STEP_LIMIT)
+        entry.factors += log(entry.factor)
+        _note(entry, units, sets, log(ratio * entry.factor))
         entry.factor *= ratio**NEWEST
         error = abs(ns - predicted) / max(ns, 1)
         weight = max(NEWEST, 1 / (entry.launch_count + 1))
         entry.error += weight * (min(error, STEP_LIMIT) - entry.error)
         entry.launch_count += 1
-        _note(entry, units, log(ratio))
         if entry.launch_count % BEND_AFTER == 0:
             _bend(entry)
 
@@ -165,8 +165,15 @@ class CostTable:
         return {s: (e.error, e.launch_count) for s, e in self._entries.items() if e.launch_count}
 
     def save(self, path: Path, device: str) -> None:
-        """Writes the measured points; the corrections belong to this run alone."""
-        points = [[*size, ns] for size, ns in self._measured.items()]
+        """Writes the points, bent as they are; the factors belong to this run alone."""
+        points = [
+            [signature, units, segments, sets, joins, ns]
+            for signature, entry in self._entries.items()
+            for joins, of in ((False, entry.points), (True, entry.joins))
+            for sets, by_segments in of.items()
+            for segments, by_units in by_segments.items()
+            for units, ns in by_units.items()
+        ]
         save_json(path, {"device": device, "points": points})
 
     def load(self, path: Path, device: str) -> bool:
@@ -182,28 +189,40 @@ class CostTable:
         return True
 
 
-def _note(entry: _Entry, units: int, error: float) -> None:
-    """The error of a launch counts for the points on both sides of it, the nearer one more."""
-    places = entry.places
-    after = min(bisect_left(places, units), len(places) - 1)
+def _note(entry: _Entry, units: int, sets: int, error: float) -> None:
+    """The error of a launch counts for the points on all sides of it, the nearer ones more."""
+    for of, share in _share(list(entry.places), sets):
+        for place, part in _share(entry.places[of], units):
+            found = entry.near.setdefault((of, place), [0.0, 0.0])
+            found[0] += share * part
+            found[1] += share * part * error
+
+
+def _share(places: Sequence[int], at: int) -> list[tuple[int, float]]:
+    """The places on both sides, and how near each is; together 1."""
+    after = min(bisect_left(places, at), len(places) - 1)
     low, high = places[max(after - 1, 0)], places[after]
-    share = (min(max(units, low), high) - low) / (high - low) if high > low else 1.0
-    for place, part in ((low, 1 - share), (high, share)):
-        found = entry.near.setdefault(place, [0.0, 0.0])
-        found[0] += part
-        found[1] += part * error
+    share = (min(max(at, low), high) - low) / (high - low) if high > low else 1.0
+    return [(low, 1 - share), (high, share)] if share < 1 else [(high, 1.0)]
 
 
 def _bend(entry: _Entry) -> None:
-    """Moves points to where launches near them say; all of one number of units alike."""
-    gains = {
-        p: exp(total / count) for p, (count, total) in entry.near.items() if count > BEND_LEAST
-    }
-    for of in entry.points.values():
-        for by_units in of.values():
-            for place in by_units.keys() & gains.keys():
-                by_units[place] = max(1, round(by_units[place] * gains[place]))
-    entry.near.clear()
+    """Moves points to where launches near them say; all of one number of weight sets and units
+    alike, and where none say like those of fewer sets."""
+    moved: dict[int, float] = {}
+    factor = entry.factors / BEND_AFTER
+    entry.factors = 0.0
+    for sets, places in entry.places.items():
+        for place in places:
+            count, total = entry.near.get((sets, place), (0.0, 0.0))
+            if count > BEND_LEAST:
+                moved[place] = total / count - factor
+                del entry.near[sets, place]
+            elif count:  # what they say is against the points as they were
+                entry.near[sets, place][1] -= count * moved.get(place, 0.0)
+        for by_units in entry.points[sets].values():
+            for place in by_units.keys() & moved.keys():
+                by_units[place] = max(1, round(by_units[place] * exp(moved[place])))
     entry.forget_grids()
 
 

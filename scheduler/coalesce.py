@@ -13,14 +13,15 @@ Requests whose last launch was the same lie together on the device; a launch of 
 their inputs first, and is predicted so. If that costs more than one launch for all saves, only
 those who lie with the lead already go with it. Likewise, if a launch for each set of weights is
 predicted to take about as long, only those with the lead's; and if one for each request takes less,
-nobody.
+nobody. What is not launched is not learned, so every `_TRIED`th group that only looks dear goes
+together all the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 from heapq import heappop
-from typing import final
+from typing import Final, final
 
 from coissue.scheduler.messages import Launch, SignatureId, WeightsId
 from coissue.scheduler.ports import MS, CoreLimits, CostView
@@ -31,18 +32,25 @@ from coissue.scheduler.ready import LATE, PRIORITIES, Entry, Kernel, Ready, Read
 LANE_BITS = 20
 #: Heads looked at per priority in the search for one that must be protected.
 _LOOKS = 8
-#: Kernels looked at in the search for those that lie with the lead.
-_MATES = 64
+#: Kernels looked at in the search for those that are like the lead.
+_MATES = 1024
 _NEVER = 1 << 62
 #: Parts of long kernels are no longer than one of so many parts of the shortest time of others.
 _TIGHT = 4
 #: What a launch of several sets of weights may take at most of one for each: less than predictions
 #: err by is no gain, and nobody gains later by lying together.
 _GAIN = 0.97
+#: One of so many groups that are predicted to cost more than their parts, but not `_DEAR` times as
+#: much, is launched to see: a point that was measured in a busy moment would else stay for good.
+_TRIED = 64
+_DEAR = 2
 _NO_WEIGHTS: Set[WeightsId] = frozenset()
 
-#: What members of a launch may have in common.
-_Key = Callable[[Kernel], int]
+#: What members of a launch may have in common; 0: nothing.
+_Key = int
+_PLACE: Final = 1
+_WEIGHTS: Final = 2
+_REQUEST: Final = 3
 
 
 def place(kernel: Kernel) -> int:
@@ -50,16 +58,17 @@ def place(kernel: Kernel) -> int:
     return kernel.request.lane >> LANE_BITS
 
 
-def _weights(kernel: Kernel) -> int:
-    return kernel.weights
-
-
-def _request(kernel: Kernel) -> int:
-    return kernel.request.id
+def _of(kernel: Kernel, key: _Key) -> int:
+    if key == _WEIGHTS:
+        return kernel.weights
+    return place(kernel) if key == _PLACE else kernel.request.id
 
 
 def _is_mate(kernel: Kernel, lead: Kernel, keys: list[_Key]) -> bool:
-    return all(key(kernel) == key(lead) for key in keys)
+    for key in keys:  # noqa: SIM110 - not `all`: a generator takes ten times as long
+        if _of(kernel, key) != _of(lead, key):
+            return False
+    return True
 
 
 @final
@@ -143,29 +152,30 @@ class Batch:
         self.members, self.weights, self.places = [lead], _NO_WEIGHTS, {place(lead)}
         self.units, self.done_by_ns, self.predicted_ns = units, done_by_ns, predicted_ns
 
-    def find_costly(self, cost: CostView) -> _Key | None:
-        """In what the members differ although a launch for each of it is predicted to take less.
+    def find_costly(self, cost: CostView, dear: int = 1) -> _Key:
+        """In what the members differ although a launch for each of it is predicted to take less,
+        `dear` times less; 0 if in nothing.
 
         Weights are judged by groups of equal size: what common launches gain was measured so, and
         there is nothing to gain for a small request beside a large one with weights of its own.
         """
-        count, sets = len(self.members), len(self.weights)
-        if len(self.places) > 1 and self._apart_ns(place, cost) < self.predicted_ns:
-            return place
+        count, sets, most_ns = len(self.members), len(self.weights), self.predicted_ns / dear
+        if len(self.places) > 1 and self._apart_ns(_PLACE, cost) < most_ns:
+            return _PLACE
         if sets > 1:
             units, segments = -(-self.units // sets), -(-count // sets)
             group_ns = cost.predict_ns(self.signature, units, segments, 1)
-            if _GAIN * sets * group_ns < self.predicted_ns:
-                return _weights
+            if _GAIN * sets * group_ns < most_ns:
+                return _WEIGHTS
         least_ns = cost.predict_ns(self.signature, min(k.units for k in self.members), 1, 1)
-        if count * least_ns >= self.predicted_ns:  # most end here
-            return None
-        return _request if self._apart_ns(_request, cost) < self.predicted_ns else None
+        if count * least_ns >= most_ns:  # most end here
+            return 0
+        return _REQUEST if self._apart_ns(_REQUEST, cost) < most_ns else 0
 
     def _apart_ns(self, key: _Key, cost: CostView) -> int:
         apart: dict[int, list[Kernel]] = {}
         for kernel in self.members:
-            apart.setdefault(key(kernel), []).append(kernel)
+            apart.setdefault(_of(kernel, key), []).append(kernel)
         return sum(_predict_ns(self.signature, own, cost) for own in apart.values())
 
 
@@ -191,23 +201,32 @@ def coalesce(
         batch.split(cost, part_ns)
     if part_ns < 2 * batch.predicted_ns <= 2 * part_ns:
         bound_ns = part_ns  # a second one of this length would save little
+    mates = 0
     if heap and limits.segments > 1 and not lead.alone:
         end_ns = latest_end(ready, lead, now_ns + batch.predicted_ns, now_ns + bound_ns)
         last_priority = LATE if priority == LATE else PRIORITIES
         first = batch.units, batch.done_by_ns, batch.predicted_ns
-        more = lead, ready, limits.segments, cost, now_ns, end_ns, last_priority
-        taken = _join(batch, *more)
-        if len(batch.places) == 1:
-            taken += _join_mates(batch, [place], *more)
+        most = limits.segments
+        taken = _join(batch, lead, ready, most, cost, now_ns, end_ns, last_priority)
         keys: list[_Key] = []
-        while (key := batch.find_costly(cost)) is not None:
+        if len(batch.places) == 1:
+            mates = _join_mates(batch, [_PLACE], lead, most, cost, now_ns, end_ns, last_priority)
+        key = batch.find_costly(cost)
+        if key:
+            lead.partings += 1
+            if lead.partings % _TRIED == 0:
+                key = batch.find_costly(cost, _DEAR)
+        while key:
             keys.append(key)
             batch.leave(*first)
             ready.put_back(lead, taken)
-            taken = _join_mates(batch, keys, *more)
+            taken = []
+            mates = _join_mates(batch, keys, lead, most, cost, now_ns, end_ns, last_priority)
+            key = batch.find_costly(cost)
     lead.group_hint = len(batch.members)
     lead.held_since_ns = 0
     ready.commit(batch.members)
+    lead.bury(mates)
     ready.list_head(lead)
     return batch
 
@@ -236,21 +255,24 @@ def _join(
 
 
 def _join_mates(
-    batch: Batch, keys: list[_Key], queue: ReadyQueue, ready: Ready, most: int, cost: CostView,
-    now_ns: int, end_ns: int, last_priority: int,
-) -> list[Entry]:  # fmt: skip
+    batch: Batch, keys: list[_Key], queue: ReadyQueue, most: int, cost: CostView, now_ns: int,
+    end_ns: int, last_priority: int,
+) -> int:  # fmt: skip
     """Takes in who is like the lead by all `keys`, behind others for whom a join is too long or
-    does not pay; about as many as fit. Who they are."""
+    does not pay; about as many as fit. How many: their entries stay where they are."""
     lead, head = batch.members[0], queue.head()
     if head is None or (len(batch.members) > 1 and _is_mate(head[3], lead, keys)):
-        return []  # nobody else was in the way
-    taken = ready.pop(queue, min(_MATES, most - len(batch.members)), last_priority)
-    mates = [entry for entry in taken if _is_mate(entry[3], lead, keys)]
-    ready.put_back(queue, [entry for entry in taken if not _is_mate(entry[3], lead, keys)])
+        return 0  # nobody else was in the way
+    mates = [
+        entry
+        for entry in queue.heap[:_MATES]
+        if entry[3].live and _is_mate(entry[3], lead, keys) and entry[0] <= last_priority
+    ]
+    mates.sort()
+    del mates[most - len(batch.members) :]
     while mates and not batch.grow(mates, cost, now_ns, end_ns):
-        ready.put_back(queue, mates[len(mates) // 2 :])
         del mates[len(mates) // 2 :]
-    return mates
+    return len(mates)
 
 
 def latest_end(ready: Ready, queue: ReadyQueue, alone_ns: int, end_ns: int) -> int:

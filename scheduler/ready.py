@@ -90,7 +90,7 @@ class ReadyQueue:
     """READY kernels of one signature in slack order."""
 
     __slots__ = ("alone", "dead_count", "gated", "group_hint", "heap", "held_since_ns", "listed",
-                 "owner", "signature")  # fmt: skip
+                 "owner", "partings", "signature")  # fmt: skip
 
     def __init__(self, signature: SignatureId, *, alone: bool, owner: str) -> None:
         self.signature = signature
@@ -108,6 +108,8 @@ class ReadyQueue:
         self.group_hint = 8
         #: Since when its head has waited for partners; 0: it has not.
         self.held_since_ns = 0
+        #: Groups of it that were predicted to cost more than their parts.
+        self.partings = 0
 
     @property
     def live_count(self) -> int:
@@ -123,9 +125,9 @@ class ReadyQueue:
             self.dead_count -= 1
         return None
 
-    def bury(self) -> None:
-        """One more entry is dead; clears them all when they are the most."""
-        self.dead_count += 1
+    def bury(self, count: int = 1) -> None:
+        """So many more entries are dead; clears them all when they are the most."""
+        self.dead_count += count
         if self.dead_count > 16 and 2 * self.dead_count > len(self.heap):
             self.heap = [entry for entry in self.heap if entry[3].live]
             heapify(self.heap)

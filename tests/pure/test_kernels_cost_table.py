@@ -119,6 +119,48 @@ def test_a_point_measured_in_a_busy_moment_is_corrected_by_launches_of_its_size(
         assert table.predict_ns("s", units, 1, 1) == pytest.approx(1000 + 50 * units, rel=0.15)
 
 
+def busy_sets():
+    """True is 1000 + 50 per unit and 200 per further set; two and four sets have double that."""
+    points = [
+        (units, segments, 1, 1000 + 50 * units) for units in (1, 8, 64) for segments in (1, 8)
+    ]
+    points += [(8, sets, sets, 2 * (1200 + 200 * sets)) for sets in (2, 4)]
+    return table_of(*points)
+
+
+def test_points_of_several_weight_sets_are_corrected_by_their_own_launches():
+    table, rng = busy_sets(), random.Random(0)
+    for _ in range(1500):
+        sets = rng.choice([1] * 12 + [2, 3, 4])
+        units = rng.choice([1, 8, 64]) if sets == 1 else 8
+        took = (800 + 50 * units + 200 * sets) * rng.uniform(0.8, 1.3)
+        table.observe_ns("s", units, sets, sets, round(took))
+    for units, sets in ((1, 1), (8, 1), (64, 1), (8, 2), (8, 3), (8, 4)):
+        true = 800 + 50 * units + 200 * sets
+        assert table.predict_ns("s", units, sets, sets) == pytest.approx(true, rel=0.15)
+
+
+def test_points_of_several_weight_sets_follow_those_of_one_until_they_are_known():
+    """Everything at 8 units was measured in a busy moment, and only one set is launched."""
+    points = [(1, 1, 1, 1000), (8, 1, 1, 2000), (64, 1, 1, 2400), (8, 8, 1, 2000), (8, 2, 2, 2400)]
+    table, took = table_of(*points), {1: 1000, 8: 1000, 64: 2400}
+    for turn in range(600):
+        units = (1, 8, 64)[turn % 3]
+        table.observe_ns("s", units, 1, 1, took[units])
+    assert table.predict_ns("s", 8, 2, 2) == pytest.approx(1200, rel=0.1)
+
+
+def test_corrected_points_are_stored_as_corrected(tmp_path):
+    table, again = busy_sets(), CostTable()
+    for turn in range(640):
+        sets = 1 + turn % 2
+        table.observe_ns("s", 8, sets, sets, 1200 + 200 * sets)
+    table.save(tmp_path / "costs.json", "this")
+    assert again.load(tmp_path / "costs.json", "this")
+    ratio = again.predict_ns("s", 8, 2, 2) / again.predict_ns("s", 8, 1, 1)
+    assert ratio == pytest.approx(1600 / 1400, rel=0.05)
+
+
 def test_what_chance_added_to_one_long_launch_is_not_taken_times_the_segments():
     points = [(8, 1, 1, 800), (64, 1, 1, 12_000), (8, 8, 1, 870), (64, 8, 1, 17_000)]
     table = table_of(*points)

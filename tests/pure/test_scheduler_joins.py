@@ -8,8 +8,10 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_fakes import Bench, chain, kernel, launched, launches, tenant
+from scheduler_fakes import LATER, Bench, chain, kernel, launched, launches, tenant
 
+from coissue.deployments.costs import Costs
+from coissue.kernels.cost_table import CostTable
 from coissue.scheduler.null_device import LinearCost
 
 
@@ -91,6 +93,65 @@ def test_weights_share_a_launch_if_one_for_each_takes_clearly_longer(set_ns, gro
         found += [[request for request, _ in group] for group in launched(commands)]
         commands = bench.land(launches(commands)[0])
     assert found == groups
+
+
+def test_mates_by_weights_are_found_among_many_tenants():
+    """Each of 64 tenants has 8 requests, in turns; sets of weights never gain by sharing."""
+    names = [f"t{n}" for n in range(64)]
+    own = [tenant(name, kernel(7, weights=n)) for n, name in enumerate(names)]
+    bench = Bench(*own, cost=LinearCost(100, 10, 200))
+    submits = [bench.submit(n, names[n % 64], deadline_ns=LATER + n) for n in range(512)]
+    commands = bench.send(*submits)
+    for first in range(64):
+        (group,) = launched(commands)
+        assert [request for request, _ in group] == list(range(first, 512, 64))
+        commands = bench.land(launches(commands)[0])
+
+
+def busy_sets(true_ns: int) -> tuple[list[int], CostTable]:
+    """Members of 1,500 groups of two weights whose launch takes `true_ns`, while the table has 220
+    for it and, rightly, 100 for each alone; and the table."""
+    table = CostTable()
+    for point in ((1, 1, 1, 100), (2, 1, 1, 110), (2, 2, 1, 110), (2, 2, 2, 220)):
+        table.record("s", *point)
+    costs = Costs(table)
+    signature = costs.intern("s")
+    own = [tenant(n, kernel(signature, weights=w)) for w, n in enumerate("ab")]
+    bench = Bench(*own, cost=costs)
+    sizes = []
+    for number in range(0, 3000, 2):
+        commands = bench.send(
+            *[
+                bench.submit(number + n, name, deadline_ns=bench.now_ns + LATER)
+                for n, name in enumerate("ab")
+            ]
+        )
+        sizes.append(len(launches(commands)[0].segments))
+        while launches(commands):
+            (launch,) = launches(commands)
+            alone = len(launch.segments) == 1
+            commands = bench.land(launch, after_ns=100 if alone else true_ns)
+    return sizes, table
+
+
+def test_what_only_looked_dear_is_tried_now_and_then_and_then_done():
+    sizes, table = busy_sets(130)
+    tried = [number for number, size in enumerate(sizes) if size == 2]
+    assert tried[:2] == [63, 127], "every 64th"
+    assert all(size == 2 for size in sizes[-500:])
+    assert table.predict_ns("s", 2, 2, 2) == pytest.approx(130, rel=0.05)
+
+
+def test_what_is_dear_stays_seldom_and_what_is_very_dear_is_not_tried():
+    sizes, _ = busy_sets(205)
+    assert sizes.count(2) == len(sizes) // 64
+    bench = Bench(*three_weights(), cost=LinearCost(10, 10, 300))
+    for number in range(0, 400, 2):
+        commands = bench.send(bench.submit(number, "a"), bench.submit(number + 1, "b"))
+        while launches(commands):
+            (launch,) = launches(commands)
+            assert len(launch.segments) == 1
+            commands = bench.land(launch)
 
 
 class Flat(LinearCost):
