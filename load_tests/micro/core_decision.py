@@ -4,9 +4,11 @@
 
 The window is kept full: each request that ends is replaced, in the same turn, by a new one. `group`
 is how many kernels one launch takes at most (`segments`); `programs` different programs of eight
-kernels are spread over twelve tenants. A turn is LaunchDone and the submissions that replace ended
-requests: retire, make successors ready, admit, pick, coalesce, dispatch. The cost model is a linear
-formula (its share is inside the number). Prints the median over repeats, and one JSON line.
+kernels are spread over the tenants, each with weights of its own. Where `gain` is no, sharing a
+launch with other weights costs more than it saves, and who may go with the lead must be searched.
+A turn is LaunchDone and the submissions that replace ended requests: retire, make successors ready,
+admit, pick, coalesce, dispatch. The cost model is a linear formula (its share is inside the
+number). Prints the median over repeats, and one JSON line.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ TENANTS, KERNELS, PROGRAMS = 12, 8, 3
 SECOND = 1_000_000_000
 
 
-def make_core(window: int, group: int, programs: int, tenants: int) -> Core:
+def make_core(window: int, group: int, programs: int, tenants: int, *, gain: bool = True) -> Core:
     limits = CoreLimits(window=window, segments=group, preemption_bound_ns=SECOND, admission=True)
-    core = Core(limits, "space_time", LinearCost(1000, 100, 100), Random(0))
+    core = Core(limits, "space_time", LinearCost(1000, 100, 100 if gain else 2000), Random(0))
     for index in range(tenants):
         first = index % programs * KERNELS
         kernels = tuple(
@@ -97,8 +99,10 @@ class Load:
         return spent_s / retired
 
 
-def measure(window: int, group: int, programs: int, tenants: int, repeats: int) -> dict:
-    load = Load(make_core(window, group, programs, tenants), tenants)
+def measure(
+    window: int, group: int, programs: int, tenants: int, gain: bool, repeats: int
+) -> dict:  # fmt: skip
+    load = Load(make_core(window, group, programs, tenants, gain=gain), tenants)
     kernels = max(4000, 2 * window)
     load.run(kernels)
     gc.collect()
@@ -109,6 +113,7 @@ def measure(window: int, group: int, programs: int, tenants: int, repeats: int) 
         "group": group,
         "programs": programs,
         "tenants": tenants,
+        "gain": "yes" if gain else "no",
         "us_per_kernel": round(statistics.median(found_us), 2),
         "us_min": round(min(found_us), 2),
         "us_max": round(max(found_us), 2),
@@ -121,6 +126,8 @@ CASES = (
     (256, 64, 3, 12), (256, 1, 200, 200), (256, 16, 12, 200), (4096, 1, 3, 12),
     (4096, 16, 3, 12), (4096, 256, 3, 12),
 )  # fmt: skip
+SHOWN = ("window", "group", "programs", "tenants", "gain", "us_per_kernel")
+APART = ((256, 64, 1, 64), (4096, 256, 1, 64), (4096, 256, 1, 1000))
 
 
 def main() -> None:
@@ -139,14 +146,12 @@ def main() -> None:
         pstats.Stats(profile).sort_stats("tottime").print_stats(18)
         return
     rows = []
-    print(f"{'window':>6} {'group':>5} {'programs':>8} {'tenants':>7} {'us/kernel':>9}  min to max")
-    for case in CASES:
+    print(" ".join(f"{name:>9}" for name in SHOWN), " min to max")
+    for case in [*((*case, True) for case in CASES), *((*case, False) for case in APART)]:
         row = measure(*case, arguments.repeats)
         rows.append(row)
-        print(
-            f"{row['window']:6} {row['group']:5} {row['programs']:8} {row['tenants']:7} "
-            f"{row['us_per_kernel']:9}  {row['us_min']} to {row['us_max']} {row['outcomes']}"
-        )
+        shown = " ".join(f"{row[name]:>9}" for name in SHOWN)
+        print(f"{shown}  {row['us_min']} to {row['us_max']} {row['outcomes']}")
     print(json.dumps({"benchmark": "core_decision", "repeats": arguments.repeats, "rows": rows}))
 
 
