@@ -29,7 +29,7 @@ from coissue.kernels.cpu.measure import measure
 from coissue.kernels.cpu.stitched import Steps
 from coissue.kernels.cpu.store import DeviceMemoryError
 from coissue.kernels.ir import Port, Program, Type, Weight
-from coissue.kernels.lowered import Kernel, Lowered
+from coissue.kernels.lowered import Kernel, Lowered, describe_kernel
 from coissue.kernels.passes.link import cut, guess_times
 from coissue.kernels.passes.pipeline import lower
 from coissue.kernels.spec import SpecError, bind_sizes, check_program
@@ -259,12 +259,6 @@ def load_artifact(folder: Path, held: Callable[[Weight, Type], bool]) -> Artifac
 def size_of(program: Program, inputs: Mapping[str, np.ndarray]) -> tuple[int, int]:
     types = [program.types[port.value] for port in program.inputs]
     return bind_sizes(types, [inputs[port.name].shape for port in program.inputs])
-
-
-def describe_kernel(kernel: Kernel) -> str:
-    names = [op.name for op in kernel.ops]
-    shown = "+".join(names[:3]) + (f"+{len(names) - 3}" if len(names) > 3 else "")
-    return f"{kernel.kind.value} {shown} #{kernel.signature[:6]}"
 
 
 def describe_tenant(

@@ -19,7 +19,6 @@ candidate of a launch, so answers are kept until the points change.
 from __future__ import annotations
 
 import json
-import logging
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Final
 
-logger = logging.getLogger("coissue.kernels")
+from coissue.kernels.files import save_json
 
 #: Weight of the newest launch in the correction and in the error.
 NEWEST: Final = 0.1
@@ -90,18 +89,6 @@ class _Entry:
                 found += self.join_grids[1].at(units, segments)
             self.kept[size] = found
         return found
-
-
-def save_json(path: Path, data: Mapping[str, object]) -> None:
-    """Whole or not at all. Where it cannot be written, a warning says so: what is measured serves
-    this process, and the next one measures again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(data, indent=1))
-        partial.replace(path)
-    except OSError as error:
-        logger.warning("measured times are not kept: %s", error)
 
 
 class CostTable:

@@ -106,6 +106,13 @@ class Kernel:
     splittable: bool
 
 
+def describe_kernel(kernel: Kernel) -> str:
+    """In few words; equal kernels alike."""
+    names = [op.name for op in kernel.ops]
+    shown = "+".join(names[:3]) + (f"+{len(names) - 3}" if len(names) > 3 else "")
+    return f"{kernel.kind.value} {shown} #{kernel.signature[:6]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Lowered:
     """A program ready for devices."""

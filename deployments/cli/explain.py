@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -33,33 +32,38 @@ from coissue.kernels.cpu.build import (
     number_arguments,
     render_unit,
 )
-from coissue.kernels.cpu.native import find_toolchain, work_folder
+from coissue.kernels.cpu.native import find_toolchain
 from coissue.kernels.cpu.timing import open_library
 from coissue.kernels.ir import Op
-from coissue.kernels.lowered import Kernel, Lowered, Mode
+from coissue.kernels.lowered import Kernel, Lowered, Mode, describe_kernel
 from coissue.kernels.passes.fold import find_folds
 from coissue.kernels.passes.link import cut, guess_times
 from coissue.kernels.passes.pipeline import lower
 from coissue.kernels.stitch import lower as lowering
-from coissue.kernels.stitch.cuda import render_cuda
+from coissue.kernels.stitch.cpp import HEADERS as CPP_HEADERS
+from coissue.kernels.stitch.cuda import cuda_prelude, render_cuda
 from coissue.kernels.stitch.emit import emit
 from coissue.kernels.stitch.explain import Picture, render_text
 from coissue.kernels.stitch.library import Library
 from coissue.kernels.stitch.lower import RULES, VIEWS
 from coissue.kernels.stitch.plan import StitchPlan
 from coissue.kernels.stitch.price import cpu, gpu
+from coissue.kernels.stitch.recurrence import HEADERS as STEP_HEADERS
 from coissue.kernels.stitch.recurrence import (
     draw_recurrence,
     find_recurrences,
     hidden_of,
     render_recurrence,
 )
+from coissue.kernels.stitch.render import prelude
 from coissue.kernels.stitch.runs import Run, find_runs
 from coissue.kernels.stitch.search import plan
 from coissue.kernels.stitch.tune import Settings
 
 CONFIG_SUFFIXES: Final = (".yaml", ".yml", ".json")
 CUDA_THREADS: Final = 256
+#: Rows or tokens of a launch: on the CPU a block takes one after the other, whatever their number.
+UNITS: Final = {"cpu": 1, "cuda": 64}
 #: Ops with kernels of a library, which stitched ones stand between.
 LIBRARY: Final = ("linear", "matmul", "conv", "attention", "embedding_bag")
 STEPS: Final = """\
@@ -77,10 +81,10 @@ SETTINGS: Final = {
 class Explained:
     """A run of ops, or a recurrence, of one kernel."""
 
-    #: The kernel first, then of what.
+    #: Its number, the kernel, and what.
     title: str
     text: str
-    #: What is compiled; empty: it stays with the op table.
+    #: What is compiled, a unit per stitched kernel; empty: it stays with the op table.
     sources: list[str]
     picture: Picture
     #: How many memory-bound ops it has, 0 of a recurrence; and how many kernels have it.
@@ -121,9 +125,9 @@ def _showing(text: str) -> Iterator[None]:
 
 def capture(
     tenant: TenantSettings, settings: CaptureSettings, scheduler: SchedulerSettings
-) -> tuple[int, Lowered]:
-    """The tenant's program, captured in a process of its own, with its kernels joined as if it were
-    served alone, and how many they were before. Raises `TenantFailed`."""
+) -> tuple[Lowered, Lowered]:
+    """The tenant's program, captured in a process of its own; and with its kernels joined as if it
+    were served alone. Raises `TenantFailed`."""
 
     async def work(folder: Path) -> Artifact:
         captures = Captures(folder, settings)
@@ -135,7 +139,7 @@ def capture(
     with tempfile.TemporaryDirectory() as folder, _showing(f"capturing {tenant.name}"):
         plain = lower(asyncio.run(work(Path(folder))).program, exact=tenant.exact)
     (joined,) = cut({"": plain}, guess_times([plain]), scheduler.join_bound_ns).values()
-    return len(plain.kernels), joined
+    return plain, joined
 
 
 @contextmanager
@@ -155,7 +159,6 @@ def open_times(settings: DeviceSettings, seconds: float) -> Iterator[Library | N
     finally:
         if seconds:
             library.save()
-            shutil.rmtree(work_folder(folder, os.getpid()), ignore_errors=True)
 
 
 def find_parts(lowered: Lowered, kernel: Kernel, device: str) -> list[Run | Op]:
@@ -186,7 +189,7 @@ def explain_parts(
     said = "planning" if times is None or not times.is_filled else "tuning and planning"
     found: list[Explained] = []
     for numbers, kernel, part in track(work, said, console=console, transient=True):
-        name = f"kernel {numbers[0]}"
+        name = f"{len(found) + 1}. kernel {numbers[0]}"
         name += f" and {len(numbers) - 1} equal to it" if len(numbers) > 1 else ""
         if isinstance(part, Op):
             title = f"{name}: recurrence: {part.name} of {hidden_of(part)} hidden units"
@@ -221,21 +224,50 @@ def _render_cuda(made: StitchPlan, name: str) -> Iterator[str]:
         yield render_cuda([emit(made.graph, unit, kernel)], f"launch_{kernel}")
 
 
-def describe(before: int, lowered: Lowered, parts: list[Explained], device: str) -> Iterator[str]:
-    """Text, part by part. `before`: how many kernels there were before they were joined."""
+def describe(
+    before: Lowered, lowered: Lowered, parts: list[Explained], device: str
+) -> Iterator[str]:
+    """Text, part by part. `before`: with its kernels as they were before they were joined."""
     ops = sum(one.ops * one.times for one in parts)
     stitched = sum(len(one.sources) * one.times for one in parts if one.ops)
     steps = sum(one.times for one in parts if not one.ops)
+    joined = " as for the CPU device" if device == "cuda" else ""
     yield (
-        f"launches: {before} before kernels are joined, {len(lowered.kernels)} after, for this "
-        "tenant alone; a prefix that it shares with other tenants may be cut elsewhere"
+        f"launches: {len(before.kernels)} before kernels are joined{joined}, "
+        f"{len(lowered.kernels)} after, for this tenant alone; a prefix that it shares with other "
+        "tenants may be cut elsewhere"
     )
+    yield from describe_launches(before, lowered)
     more = f"; {steps} recurrence{'s' * (steps > 1)} with generated steps" if steps else ""
-    yield f"in them {ops} memory-bound ops, {stitched} stitched{more}"
+    yield f"in them {ops} memory-bound ops, in {stitched} stitched kernels{more}"
     for one in parts:
         yield f"\n== {one.title}\n{one.text.rstrip()}"
     yield ""
     yield from describe_rest(lowered, device)
+
+
+def describe_launches(before: Lowered, lowered: Lowered) -> Iterator[str]:
+    """A line per kernel, with the numbers of those that it was before."""
+    for number, kernel in enumerate(lowered.kernels):
+        inside = {op.outputs for op in kernel.ops}
+        parts = [i for i, k in enumerate(before.kernels) if {op.outputs for op in k.ops} <= inside]
+        places = f"{parts[0]} to {parts[-1]}" if len(parts) > 1 else "".join(map(str, parts))
+        yield f"  kernel {number}: {describe_kernel(kernel)}, before: {places}"
+
+
+def describe_sources(parts: list[Explained], device: str) -> Iterator[str]:
+    """Each translation unit, what all of its kind begin with only once."""
+    kinds = [cuda_prelude()] if device == "cuda" else [prelude(CPP_HEADERS), prelude(STEP_HEADERS)]
+    known: list[str] = []
+    for one in parts:
+        for number, source in enumerate(one.sources):
+            begin = next(text for text in kinds if source.startswith(text))
+            if begin not in known:
+                known.append(begin)
+                yield f"// == prelude {len(known)}\n{begin}"
+            what = f"stitched kernel {number}" if one.ops else "steps"
+            yield f"// == {one.title}: {what}, after prelude {known.index(begin) + 1}"
+            yield source.removeprefix(begin)
 
 
 def describe_rest(lowered: Lowered, device: str) -> Iterator[str]:

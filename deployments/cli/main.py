@@ -168,7 +168,9 @@ def explain(
     ],
     tenant: Annotated[str | None, typer.Argument(help="Of the config, if it has several.")] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Whose kernels.")] = "cpu",
-    units: Annotated[int, typer.Option(help="Rows or tokens of a CUDA launch.", min=1)] = 1,
+    units: Annotated[
+        int | None, typer.Option(help="Rows or tokens of a CUDA launch; 64 if not given.", min=1)
+    ] = None,
     source: Annotated[bool, typer.Option(help="Print what is generated, too.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Where the graphs are drawn.")] = None,
     tune: Annotated[
@@ -187,11 +189,12 @@ def explain(
     try:
         if device == "cuda" and tune:
             raise ValueError("--tune: this CPU is timed, for --device cpu only")
-        if device == "cpu" and units > 1:
+        if device == "cpu" and units is not None:
             raise ValueError("--units: for --device cuda only; a CPU takes one after the other")
         if svg is not None and not svg.parent.is_dir():
             raise ValueError(f"--svg: no folder {str(svg.parent)!r}")
         found, capture, machine, scheduler = explaining.find_model(model, tenant)
+        units = units or explaining.UNITS[device]
         before, lowered = explaining.capture(found, capture, scheduler)
         with explaining.open_times(machine, tune) as times:
             parts = explaining.explain_parts(lowered, device, units, progress, times)
@@ -205,9 +208,8 @@ def explain(
         fail(explain_error(error, Path(model)))
     for line in explaining.describe(before, lowered, parts, device):
         typer.echo(line)
-    for one in parts if source else ():
-        for text in one.sources:
-            typer.echo(f"// {one.title}\n{text}")
+    for text in explaining.describe_sources(parts, device) if source else ():
+        typer.echo(text)
 
 
 @app.command()

@@ -316,7 +316,8 @@ def _show_progress(
             _raise_if_deploy_failed(config)
             tenants = _tenants_now(_status_now(base), settings)
             seconds = f"{time.monotonic() - started:.0f} s"
-            live.update(Group(status_table(tenants), seconds))
+            end = "" if console.is_terminal else "\n"  # which ends the last table's line
+            live.update(Group(status_table(tenants), seconds + end))
             states = {str(tenant["name"]): str(tenant["state"]) for tenant in tenants}
             if not console.is_terminal:  # which sees the table at the end only
                 for name, state in states.items() - told.items():
@@ -402,10 +403,11 @@ def _session_folder() -> str:
 
 def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console) -> None:
     name = settings.tenants[0].name
-    own = []  # not always where the settings say
+    own, waiting = [], 0  # `own`: not always where the settings say
     with contextlib.suppress(OSError, ValueError):
         status = fetch_status(base)
         name = next((t["name"] for t in status["tenants"] if t["state"] == "ready"), name)
+        waiting = (status["scheduler"].get("native_kernels") or {}).get("waiting", 0)
         if port := status["scheduler"].get("metrics_port"):
             own = [("of the scheduler's node", f"http://127.0.0.1:{port}/metrics")]
     console.print()
@@ -419,4 +421,6 @@ def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console
         ("for `serve run`", f"RAY_ADDRESS={_gcs_address()}"),
     ):  # fmt: skip
         console.print(f"{text:>24}  {url}", highlight=False, soft_wrap=True)
+    if waiting:
+        console.print(f"Faster code for {waiting} kernels is being compiled meanwhile.")
     console.print("Ctrl-C ends it.")

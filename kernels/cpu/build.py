@@ -93,7 +93,7 @@ def build(order: Order) -> Build:
 def build_recurrence(order: Order, place: int) -> Recurrence:
     """Raises `NativeError`."""
     op, values = order.kernel.ops[place], number_values(order.kernel)
-    file = compile_source(Path(order.folder), order.toolchain, render_recurrence(op, SYMBOL))
+    file = _compile(order, render_recurrence(op, SYMBOL))
     ins, outs = (tuple(map(values.index, given)) for given in (op.inputs, op.outputs))
     return Recurrence(place, Call(file, SYMBOL, ins, outs))
 
@@ -107,13 +107,17 @@ def build_run(order: Order, ops: Sequence[Op]) -> Run:
     calls = []
     for unit in stitched.kernels:
         source = render_unit(stitched.graph, unit)
-        file = compile_source(Path(order.folder), order.toolchain, source)
+        file = _compile(order, source)
         ins = tuple(arguments[node] for node in unit.inputs)
         outs = tuple(arguments[node] for node in unit.outputs)
         calls.append(Call(file, SYMBOL, ins, outs))
     made = {op.outputs for op in ops}
     inside = tuple(place for place, op in enumerate(kernel.ops) if op.outputs in made)
     return Run(inside, tuple(calls), scratch, lookups)
+
+
+def _compile(order: Order, source: str) -> str:
+    return compile_source(Path(order.folder), order.toolchain, source, Path(order.work))
 
 
 def render_unit(graph: Graph, unit: StitchedKernel) -> str:

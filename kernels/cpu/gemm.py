@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from coissue.kernels.cost_table import save_json
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
+from coissue.kernels.files import save_json
 
 #: Weight, bias and number of rows of one group in a launch.
 Part = tuple[StoredWeight, StoredWeight | None, int]
@@ -234,7 +234,7 @@ class Gemm:
     def one(self, x: torch.Tensor, w: StoredWeight, b: StoredWeight | None) -> torch.Tensor:
         """All rows with the same weights."""
         rows = x.shape[0]
-        bias = None if b is None else b.plain
+        bias = None if b is None else self._vector(b)
         if rows:
             name = self._chosen[_entry(rows)][0]
             form = None if name == "kn" else self._packed(w, name)
@@ -253,6 +253,11 @@ class Gemm:
             return w.forms[form]
         return self._store.derive(w, form, lambda: _PACKERS[name](w.as_kn(self._layout)))
 
+    def _vector(self, b: StoredWeight) -> torch.Tensor:
+        if b.parts and "plain" not in b.forms:
+            self._store.derive(b, "plain", lambda: b.plain)
+        return b.plain
+
     def each(self, x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
         """Consecutive rows of x, each part with its own weights and bias."""
         rows = parts[0][2]
@@ -270,7 +275,7 @@ class Gemm:
             elif b is None:
                 torch.mm(part, w.as_kn(self._layout), out=into)
             else:
-                torch.addmm(b.plain, part, w.as_kn(self._layout), out=into)
+                torch.addmm(self._vector(b), part, w.as_kn(self._layout), out=into)
         return out
 
     def _stacked(self, x: torch.Tensor, parts: Sequence[Part], rows: int) -> torch.Tensor | None:

@@ -34,11 +34,14 @@ REPEATS = 5
 #: is to be decided by them.
 POINT_NS = 500_000
 REPEATS_MAX = 40
+#: The same where weights are launched first: up to twenty launches are each a little shorter than
+#: the last, by a quarter in all, until the caches have settled on them.
+FRESH_NS = 10_000_000
 #: Several sets that take so many times what each alone does are measured again: what looks too dear
 #: to share a launch is never launched, and so not corrected while serving.
 DOUBTED = 1.5
 #: Changes whenever points are chosen or timed differently: older stored points are not read.
-GRID = 4
+GRID = 5
 UNITS = (1, 8, 64, 256)
 #: Of one request too: what large launches take that the cache does not hold.
 LARGE = 1024
@@ -72,6 +75,7 @@ def measure(
     bound = device.bind(lowered, kernel_index)
     sets = _twins(bound, max(weight_sets) if bound.weights.weights else 1)
     for number in sorted({min(number, len(sets)) for number in weight_sets}):
+        point_ns = FRESH_NS
         for count in sorted({max(count, number) for count in segments}):
             # A unit each is what tenants with one row send.
             chosen_units = {count, *(total for total in units if total >= count)}
@@ -84,7 +88,8 @@ def measure(
                 ):
                     break
                 chosen = [sets[i * number // count] for i in range(count)]
-                done, ns = _time_ns(device.run, lowered, kernel_index, chosen, total)
+                done, ns = _time_ns(device.run, lowered, kernel_index, chosen, total, point_ns)
+                point_ns = POINT_NS
                 apart_ns = number * table.predict_ns(signature, -(-done // number), 1, 1)
                 if number > 1 and ns > DOUBTED * apart_ns:
                     _, again_ns = _time_ns(device.run, lowered, kernel_index, chosen, total)
@@ -115,8 +120,9 @@ def _twins(bound: BoundKernel, count: int) -> list[BoundKernel]:
 
 
 def _time_ns(
-    run: _Run, lowered: Lowered, index: int, chosen: Sequence[BoundKernel], units: int
-) -> tuple[int, int]:
+    run: _Run, lowered: Lowered, index: int, chosen: Sequence[BoundKernel], units: int,
+    point_ns: int = POINT_NS,
+) -> tuple[int, int]:  # fmt: skip
     """Units done, and the least time of some launches of about `units` over `chosen`."""
     per_token = lowered.kernels[index].per_token
     limit = max(lowered.program.tokens_limit, 1)
@@ -127,7 +133,7 @@ def _time_ns(
     def launch(whole: int) -> int:
         times: list[int] = []
         inputs = _together(lowered, index, rows, tokens, len(chosen), whole)
-        while len(times) <= REPEATS or (len(times) < REPEATS_MAX and sum(times) < POINT_NS):
+        while len(times) <= REPEATS or (len(times) < REPEATS_MAX and sum(times) < point_ns):
             pairs = zip(chosen, inputs, strict=True)
             launched = [DeviceSegment(bound, rows, tokens, dict(own)) for bound, own in pairs]
             start_ns = time.perf_counter_ns()

@@ -26,6 +26,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from typing import Any, Final, final
 
 import msgspec
 
+from coissue.kernels.files import fresh_name, replace_file
 from coissue.kernels.lowered import Kernel, Lowered
 from coissue.kernels.stitch.cpp import FLAGS
 
@@ -110,6 +112,8 @@ class Order(msgspec.Struct, frozen=True):
     lowered: Lowered
     kernel: Kernel
     folder: str
+    #: Where it compiles, which whoever asks removes.
+    work: str
     toolchain: Toolchain
 
 
@@ -176,13 +180,21 @@ def is_intact(path: Path) -> bool:
     return path.stem.endswith("-" + hashlib.sha256(content).hexdigest()[:NAME_DIGITS])
 
 
-def compile_source(folder: Path, toolchain: Toolchain, source: str) -> str:
-    """The library's file, made if it is not there. Raises `NativeError`."""
+def compile_source(
+    folder: Path, toolchain: Toolchain, source: str, work: Path | None = None
+) -> str:
+    """The library's file in `folder`, made if it is not there. Raises `NativeError`.
+
+    `work`: a folder of this process alone for what is not whole yet, which the caller removes: who
+    may be killed cannot.
+    """
     name = toolchain.name_of(source)
     found = find_library(folder, name)
     if found is not None:
         return found
-    work = work_folder(folder, os.getpid())
+    if work is None:
+        with tempfile.TemporaryDirectory(prefix="partial-", dir=folder) as own:
+            return compile_source(folder, toolchain, source, Path(own))
     work.mkdir(parents=True, exist_ok=True)
     text, made = work / "kernel.cpp", work / "kernel.so"
     text.write_text(source)
@@ -199,11 +211,6 @@ def compile_source(folder: Path, toolchain: Toolchain, source: str) -> str:
     file = f"{name}-{digest}.so"
     made.replace(folder / file)
     return file
-
-
-def work_folder(folder: Path, pid: int) -> Path:
-    """Where the process `pid` compiles; whoever started it removes it."""
-    return folder / f"partial-{pid}"
 
 
 def _first_error(text: str) -> str:
@@ -367,7 +374,8 @@ class Forge:
     def _build(self, key: str, lowered: Lowered, kernel: Kernel) -> Build:
         """By a child process, which may be killed with all it started."""
         assert self._toolchain is not None
-        request = pickle.dumps(Order(lowered, kernel, str(self._folder), self._toolchain))
+        folder, work = self._folder, fresh_name(self._folder)
+        order = Order(lowered, kernel, str(folder), str(work), self._toolchain)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with self._lock:
             if self._closed:
@@ -378,13 +386,13 @@ class Forge:
                 env=environment, start_new_session=True,
             )  # fmt: skip
         try:
-            answer, said = child.communicate(request, timeout=KERNEL_SECONDS)
+            answer, said = child.communicate(pickle.dumps(order), timeout=KERNEL_SECONDS)
         except subprocess.TimeoutExpired:
             raise NativeError(f"planning and compiling took over {KERNEL_SECONDS:.0f} s") from None
         finally:
             self._child = None
             _kill(child)
-            shutil.rmtree(work_folder(self._folder, child.pid), ignore_errors=True)
+            shutil.rmtree(work, ignore_errors=True)
         if self._closed:
             return Build(())
         if child.returncode:
@@ -392,7 +400,7 @@ class Forge:
             raise NativeError(f"building gave {child.returncode}: {last}".rstrip(": "))
         build = msgspec.json.decode(answer, type=Build)
         if not build.failures:
-            write_build(self._folder / f"{key}.json", build)
+            write_build(folder / f"{key}.json", build)
         return build
 
 
@@ -417,9 +425,5 @@ def read_build(path: Path) -> Build | None:
 
 
 def write_build(path: Path, build: Build) -> None:
-    """Whole or not at all; each process writes under a name of its own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = msgspec.json.encode(build)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-    partial.replace(path)
+    replace_file(path, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)

@@ -72,6 +72,8 @@ class StoredWeight:
         """Row-major in the program's shape."""
         self.plain_wanted = True
         if "plain" not in self.forms:
+            if self.parts:  # there was no room for it
+                return torch.cat([part.plain for part in self.parts])
             self.forms["plain"] = self.forms["kn"].t().contiguous()
         return self.forms["plain"]
 
@@ -152,16 +154,14 @@ class WeightStore:
     def join(self, parts: Sequence[StoredWeight]) -> StoredWeight:
         """Matrices side by side, or vectors one after the other, as one weight for all that ask.
 
-        Of matrices nothing is held but what is derived from all of them.
+        Nothing is held but what is derived from all of them.
         """
         digest = "+".join(part.digest for part in parts)
         if (found := self._joined.get(digest)) is None:
-            is_matrix = len(parts[0].shape) > 1
-            tensor = torch.cat([torch.empty(0) if is_matrix else part.plain for part in parts])
-            found = self._joined[digest] = StoredWeight(digest, tensor, parts)
+            nothing = torch.empty(0, dtype=parts[0].dtype)
+            found = self._joined[digest] = StoredWeight(digest, nothing, parts)
             found.shape = (sum(math.prod(part.shape) for part in parts),)
-            if is_matrix:
-                found.forms.clear()
+            found.forms.clear()
         return found
 
     def derive(
@@ -206,8 +206,8 @@ class WeightStore:
             return
         self._stacks.clear()
         for weight in self._all():
-            for form in [form for form in weight.forms if form not in ("plain", "kn")]:
-                del weight.forms[form]
+            kept = () if weight.parts else ("plain", "kn")
+            weight.forms = {form: weight.forms[form] for form in weight.forms if form in kept}
         held = self.bytes_held
         if held + num_bytes > self.limit_bytes:
             raise DeviceMemoryError(

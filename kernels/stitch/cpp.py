@@ -45,7 +45,7 @@ from coissue.kernels.stitch.render import (
     Renderer,
     by_depth,
     indent,
-    read_header,
+    prelude,
 )
 
 #: -fwrapv: integers wrap. No flag that would change what NaN and infinity do. Loops are never
@@ -64,20 +64,19 @@ _SIMD: Final = "#pragma omp simd"
 _LANE_BYTES: Final = 256
 #: Shorter loops are not worth lanes.
 _SHORT: Final = 8
+HEADERS: Final = ("types.h", "math_cpu.h", "scalars.h")
 
 
 def render_cpp(kernels: Sequence[LoopKernel]) -> str:
     """One translation unit with a function per kernel."""
-    dialect = CppRenderer()
-    parts = map(read_header, dialect.HEADERS)
-    return "\n".join([*parts, *("\n".join(dialect.kernel(kernel)) for kernel in kernels), ""])
+    parts = ("\n".join(CppRenderer().kernel(kernel)) + "\n" for kernel in kernels)
+    return prelude(HEADERS) + "".join(parts)
 
 
 class CppRenderer(Renderer):
     INDEX: ClassVar[str] = "int64_t"
     #: Partial results that are held otherwise in an array.
     LANES: ClassVar[dict[str, str]] = {"bool": "uint8_t"}
-    HEADERS: ClassVar[tuple[str, ...]] = ("types.h", "math_cpu.h", "scalars.h")
 
     def kernel(self, kernel: LoopKernel) -> Lines:
         head = (

@@ -34,7 +34,7 @@ from coissue.kernels.stitch.loops import (
     Store,
     Var,
 )
-from coissue.kernels.stitch.render import Lines, Renderer, by_depth, indent, read_header
+from coissue.kernels.stitch.render import Lines, Renderer, by_depth, indent, prelude
 
 #: One partial result of each warp.
 _PARTIAL_BYTES: Final = 8
@@ -60,11 +60,14 @@ def shared_bytes(kernel: LoopKernel) -> int:
 def render_cuda(kernels: Sequence[LoopKernel], name: str) -> str:
     """One `__global__` function that runs any of the kernels."""
     dialects = [CudaRenderer(kernel.threads) for kernel in kernels]
-    parts = ["#define CO_CUDA", *map(read_header, CudaRenderer.HEADERS)]
-    parts.append(_SEGMENT.format(segment_words(kernels) - 2))
+    parts = [_SEGMENT.format(segment_words(kernels) - 2)]
     pairs = zip(dialects, kernels, strict=True)
     parts += ["\n".join(dialect.kernel(kernel)) for dialect, kernel in pairs]
-    return "\n".join([*parts, *_launcher(kernels, name), ""])
+    return cuda_prelude() + "\n".join([*parts, *_launcher(kernels, name), ""])
+
+
+def cuda_prelude() -> str:
+    return prelude(CudaRenderer.HEADERS, "#define CO_CUDA")
 
 
 def _launcher(kernels: Sequence[LoopKernel], name: str) -> Lines:

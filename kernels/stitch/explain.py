@@ -30,13 +30,13 @@ def name_schedule(schedule: Schedule) -> str:
 
 
 def render_text(plan: StitchPlan, settings: Settings) -> str:
-    """The plan, kernel by kernel, then why pairs of kernels stay apart."""
+    """The plan, stitched kernel by stitched kernel, then why pairs of them stay apart."""
     graph = plan.graph
     work = find_work(graph)
     apart = sum(bytes_moved(graph, _outside(graph, index), (index,)) for index in work)
     joined = sum(bytes_moved(graph, kernel.inputs, kernel.outputs) for kernel in plan.kernels)
     lines = [
-        f"launches: {len(work)} unfused, {len(plan.kernels)} stitched; "
+        f"{_count(len(work), 'elementary op')} in {_count(len(plan.kernels), 'stitched kernel')}; "
         f"bytes per unit: {apart} unfused, {joined} stitched"
     ]
     if plan.units > 1:
@@ -49,6 +49,10 @@ def render_text(plan: StitchPlan, settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def _outside(graph: Graph, index: int) -> tuple[int, ...]:
     operands = dict.fromkeys(graph.nodes[index].operands)
     return tuple(o for o in operands if graph.nodes[o].kind is not Kind.CONSTANT)
@@ -57,7 +61,8 @@ def _outside(graph: Graph, index: int) -> tuple[int, ...]:
 def _kernel_lines(graph: Graph, number: int, kernel: StitchedKernel) -> Iterator[str]:
     total = sum(_buffer_bytes(graph, kernel, index) for index in kernel.buffers)
     yield (
-        f"kernel {number}: {kernel.blocks} blocks of {kernel.threads} threads per unit, "
+        f"stitched kernel {number}: {_count(kernel.blocks, 'block')} of "
+        f"{_count(kernel.threads, 'thread')} per unit, "
         f"{kernel.shared_bytes} shared bytes ({total} without sharing)"
     )
     spans = span_of(graph)
@@ -86,7 +91,7 @@ def _reasons(plan: StitchPlan, tuner: Tuner) -> Iterator[str]:
     for one, other in list(combinations(range(len(patterns)), 2))[:PAIRS_LIMIT]:
         a, b = patterns[one], patterns[other]
         rest = [pattern for pattern in patterns if pattern not in (a, b)]
-        yield f"kernels {one} and {other}: {_reason(tuner, a, b, rest)}"
+        yield f"stitched kernels {one} and {other}: {_reason(tuner, a, b, rest)}"
 
 
 def _reason(
@@ -109,13 +114,13 @@ GAP: Final = (20, 34)
 COLOURS: Final = ("#cfe8fc", "#d8f0d0", "#fde7c7", "#f3d4e6", "#e3dcf7", "#d3f1ee", "#f9d9d2")
 
 
-#: A title, a graph, and the number of the kernel that makes a node.
+#: A title, a graph, and the number of the stitched kernel that makes a node.
 Picture = tuple[str, Graph, Mapping[int, int]]
 
 
 def render_svg(pictures: Sequence[Picture]) -> str:
-    """Graphs below each other, each by layers with inputs at the top; one colour per kernel,
-    outputs framed bold."""
+    """Graphs below each other, each by layers with inputs at the top; one colour per stitched
+    kernel, outputs framed bold."""
     parts, width, top = [], 400, 0
     for title, graph, home in pictures:
         parts.append(f'<text x="{GAP[0]}" y="{top + 18}" font-size="14">{escape(title)}</text>')
@@ -151,7 +156,7 @@ def _box(graph: Graph, index: int, at: tuple[int, int], kernel: int | None) -> s
     colour = "#ffffff" if is_given or kernel is None else COLOURS[kernel % len(COLOURS)]
     width = 3 if index in graph.outputs else 1
     text = escape(name_node(graph, index))
-    where = "given" if kernel is None else f"kernel {kernel}"
+    where = "given" if kernel is None else f"stitched kernel {kernel}"
     return (
         f'<g><title>{text}, {where}</title><rect x="{at[0]}" y="{at[1]}" width="{BOX[0]}" '
         f'height="{BOX[1]}" rx="5" fill="{colour}" stroke="#333" stroke-width="{width}"/>'

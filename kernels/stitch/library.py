@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from coissue.kernels.files import replace_file
 from coissue.kernels.stitch.graph import Graph, Kind, Node
 from coissue.kernels.stitch.plan import Schedule, StitchedKernel
 from coissue.kernels.stitch.price import Machine
@@ -66,10 +66,8 @@ class Library:
     def save(self) -> None:
         """Writes all times, those that others have written since as well."""
         self._times = self._read() | self._times
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps({"version": VERSION, "unit": "ns", "times": self._times}))
-        draft.replace(self._path)
+        data = {"version": VERSION, "unit": "ns", "times": self._times}
+        replace_file(self._path, json.dumps(data).encode())
 
     def _read(self) -> dict[str, float]:
         try:

@@ -11,13 +11,14 @@ from typing import Final
 from coissue.kernels.ir import ABSENT, Op
 from coissue.kernels.lowered import Kernel, Lowered, Mode
 from coissue.kernels.stitch.graph import Graph, Kind, Node
-from coissue.kernels.stitch.render import read_header
+from coissue.kernels.stitch.render import prelude, read_header
 
 #: Rows of W_hh and entries of a state per hidden unit.
 GATES: Final = {"rnn": 1, "gru": 3, "lstm": 4}
 STATES: Final = {"rnn": 1, "gru": 1, "lstm": 2}
 #: The states of those that advance together are on the stack.
 HIDDEN_MAX: Final = 1024
+HEADERS: Final = ("types.h", "math_cpu.h")
 
 
 def find_recurrences(lowered: Lowered, kernel: Kernel) -> dict[int, str]:
@@ -44,9 +45,8 @@ def hidden_of(op: Op) -> int:
 def render_recurrence(op: Op, name: str) -> str:
     """A translation unit with `name` and `name`_pack: see `recurrence.h`."""
     cell = GATES[op.name] if op.name != "rnn" else int(op.attrs["nonlinearity"] == "tanh")
-    return "\n".join(
+    return prelude(HEADERS) + "\n".join(
         [
-            *map(read_header, ("types.h", "math_cpu.h")),
             f"#define CELL {cell}",
             f"#define NAME {name}",
             f"#define NAME_pack {name}_pack",

@@ -56,6 +56,11 @@ def read_header(name: str) -> str:
     return (Path(__file__).parent / name).read_text()
 
 
+def prelude(headers: Sequence[str], *lines: str) -> str:
+    """What a translation unit begins with."""
+    return "\n".join([*lines, *map(read_header, headers)]) + "\n"
+
+
 def indent(lines: Sequence[str]) -> Lines:
     return ["  " + line for line in lines]
 

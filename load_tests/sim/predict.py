@@ -3,11 +3,12 @@
     python -m load_tests.sim.predict [--rate 300] [--seconds 10] [--rounds 3] [--write]
 
 A `SchedulerHost` (no Ray) serves the backbone tenants of `load_tests/parity`; another process sends
-requests at Poisson times over the channel. Each round records two runs at the same rate. From the
-first come the costs (those measured at attach, corrected by what its launches took), how far
-launches were from them, and the time per launch that is not the device's (`overhead`); the second
-is predicted from its requests' times alone. Latency is that of the scheduler: from the turn
-that saw a request to that of its answer. The recording is replayed event by event, too.
+requests at Poisson times over the channel. Generated code is compiled before. Each round records
+two runs at the same rate. From the first come the costs (those measured at attach, corrected by
+what its launches took), how far launches were from them, and the time per launch that is not the
+device's (`overhead`); the second is predicted from its requests' times alone. Latency is that of
+the scheduler: from the turn that saw a request to that of its answer. The recording is replayed
+event by event, too.
 """
 
 from __future__ import annotations
@@ -91,6 +92,13 @@ def serve(folder: Path, record_to: Path) -> Iterator[SchedulerHost]:
         host.stop()
 
 
+def build(folder: Path) -> None:
+    """Generates and compiles the tenants' code, so that costs are of what runs in every round."""
+    with serve(folder, folder / "build.jsonl") as host:
+        assert host.forge is not None, "`device.native_kernels` is on"
+        host.forge.wait()
+
+
 async def send(endpoint: Endpoint, rate_hz: float, seconds: float, seed: int) -> int:
     """Open loop, Poisson; how many were answered."""
     client = await SchedulerClient.connect(endpoint)
@@ -161,6 +169,7 @@ def main() -> None:
         return
     console, started, rounds = Console(), time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="ci-predict-") as folder:
+        build(Path(folder))
         for number in range(args.rounds):
             known, table = record_run(Path(folder), args, 2 * number)
             run, _ = record_run(Path(folder), args, 2 * number + 1)

@@ -35,14 +35,17 @@ def build_all(kernels, folder) -> tuple[list[native.Build], native.Forge]:
         loops.append(emit(graph, kernel, f"k{len(loops)}"))
         return loops[-1]
 
-    def compile_later(folder, chain, source):
+    def compile_later(folder, chain, source, work):
         whole = "NAME_pack" in source
         return native.compile_source(folder, chain, source) if whole else loops[-1].name
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "emit", collect)
         patch.setattr(build, "compile_source", compile_later)
-        builds = [build.build(native.Order(*pair, str(folder), chain)) for pair in kernels]
+        builds = [
+            build.build(native.Order(*pair, str(folder), str(folder / "work"), chain))
+            for pair in kernels
+        ]
     file = native.compile_source(folder, chain, render_cpp(loops))
     return [_in_library(own, file) for own in builds], native.Forge(folder, chain)
 

@@ -66,9 +66,14 @@ def tagger(config):
 
 
 def find_sources(said):
-    """Each below a line that says of what."""
-    _, *sources = re.split(r"^// kernel .*\n", said, flags=re.MULTILINE)
-    return [source.removesuffix("\n") for source in sources]
+    """Each whole, with the prelude that it says it comes after."""
+    _, *parts = re.split(r"^// == (.*)\n", said, flags=re.MULTILINE)
+    texts = dict(zip(parts[::2], (part.removesuffix("\n") for part in parts[1::2]), strict=True))
+    return [
+        texts[title.rpartition("after ")[2]] + text
+        for title, text in texts.items()
+        if not title.startswith("prelude")
+    ]
 
 
 def serve(config, name, cache):
@@ -111,23 +116,28 @@ def test_what_is_told_is_what_a_scheduler_builds(config, name, bound_ms, tmp_pat
     launches = sum(n for n, _ in found)
     stitched = sum(n * len(own.calls) for n, build in builds for own in build.runs)
     recurrences = sum(n * len(build.recurrences) for n, build in builds)
-    assert f"{launches} after" in run.splitlines()[0]
-    assert f"{stitched} stitched" in run.splitlines()[1]
-    assert (f"{recurrences} recurrence" in run.splitlines()[1]) == (recurrences > 0)
+    head, *named, inside = run.split("\n\n")[0].splitlines()
+    assert f"{launches} after" in head
+    assert len(named) == launches
+    assert f"in {stitched} stitched" in inside
+    assert (f"{recurrences} recurrence" in inside) == (recurrences > 0)
 
 
 def test_the_runs_of_a_model_in_words_with_sources_and_a_picture(config, norms):
-    head, before, after = norms.split("\n== kernel")
+    head, before, after = norms.split("\n== ")
     # Before the product, which took GELU, product and sum along until the rest was joined, and
     # behind it.
-    assert "0: ops of rows: layer_norm\n" in before
-    assert "0: ops of rows: softmax, gelu, mul, add, layer_norm\n" in after
-    launches, inside = head.strip().splitlines()
+    assert before.startswith("1. kernel 0: ops of rows: layer_norm\n")
+    assert after.startswith("2. kernel 0: ops of rows: softmax, gelu, mul, add, layer_norm\n")
+    launches, named, inside = head.strip().splitlines()
     assert launches.startswith(
         "launches: 3 before kernels are joined, 1 after, for this tenant alone;"
     )
-    assert inside.endswith("6 memory-bound ops, 2 stitched")
-    assert "unfused, 1 stitched" in before
+    assert re.fullmatch(
+        r"  kernel 0: joined layer_norm\+softmax\+linear\+4 #\w+, before: 0 to 2", named
+    )
+    assert inside.endswith("6 memory-bound ops, in 2 stitched kernels")
+    assert "11 elementary ops in 1 stitched kernel; bytes per unit:" in before
     assert "shared: " in after
     assert "not generated, for the library: linear" in after
     assert norms.count('extern "C"') == 2
@@ -139,7 +149,7 @@ def test_the_runs_of_a_model_in_words_with_sources_and_a_picture(config, norms):
 def test_recurrences_in_words_with_sources_and_in_the_picture(config, tagger):
     (steps,) = (part for part in tagger.split("\n== ") if "recurrence: lstm" in part)
     title, *words = steps.splitlines()
-    assert title == "kernel 0: recurrence: lstm of 12 hidden units"
+    assert title == "2. kernel 0: recurrence: lstm of 12 hidden units"
     assert "rows of all lengths advance together, and W_hh is read once per step" in words[1]
     assert "coissue_stitched_pack" in words[2]
     assert "constexpr int HIDDEN = 12;" in find_sources(tagger)[-1]
@@ -154,14 +164,14 @@ def test_why_there_is_no_code(config):
     assert "not generated, steps are for the CPU alone: lstm" in run.stdout
     assert "recurrence" not in run.stdout
     run = explain(config, "exact")
-    assert "in them 0 memory-bound ops, 0 stitched\n" in run.stdout
+    assert "in them 0 memory-bound ops, in 0 stitched kernels\n" in run.stdout
     assert "not generated, exact: layer_norm x2, " in run.stdout
 
 
 def test_a_factory_a_saved_program_and_the_only_tenant_of_a_config(config, norms, tmp_path):
     run = explain("tiny_models:norms")
     assert run.exit_code == 0
-    assert run.stdout.count("== kernel") == norms.count("== kernel")
+    assert run.stdout.count("\n== ") == norms.count("\n== ")
     module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Softmax(-1)).eval()
     rows = {0: torch.export.Dim("rows", max=1024)}
     program = torch.export.export(module, (torch.randn(3, 4),), dynamic_shapes=(rows,))
@@ -195,6 +205,8 @@ def test_the_other_device(config):
     assert run.exit_code == 0
     assert "256 threads per unit" in run.stdout
     assert "__global__" in run.stdout
+    assert "units are packed: 4 units of a launch are one below" in run.stdout, "64 units"
+    run = explain(config, "norms", "--device", "cuda", "--units", "1")
     assert "units are packed" not in run.stdout
 
 

@@ -122,20 +122,29 @@ def test_the_joined_form_is_held_in_place_of_one_of_each(joining, lowering, tmp_
     device = make_device(tmp_path)
     tenant = device_rig.Tenant(device, model.program, model.weights, lowering)
     run([tenant], [model], [(2, 3)])
-    biases = 3 * 8 * 4
     assert device.bytes_held == 2 * bytes_of(model)  # plain, packed; biases apart and joined
     run([tenant, tenant], [model] * 2, [(2, 3), (1, 5)])
     assert device.bytes_held == 2 * bytes_of(model)
     assert device.bytes_saved == 0
-    # What another tenant needs takes the place of the packed form, and the answers stay.
+    # What another tenant needs takes the place of both, and the answers stay.
     device.store.limit_bytes = 2 * bytes_of(model)
-    device.load_weights({"other": np.zeros(bytes_of(model) // 4 - biases // 4, np.float32)})
+    device.load_weights({"other": np.zeros(bytes_of(model) // 4, np.float32)})
     held = device.bytes_held
     run([tenant], [model], [(2, 3)])
     assert device.bytes_held == held <= device.store.limit_bytes
     device.drop_weights(["other"])
     run([tenant], [model], [(2, 3)])
     assert device.bytes_held == 2 * bytes_of(model)
+
+
+def test_a_device_that_its_weights_fill_takes_another_tenant_of_the_same(joining, tmp_path):
+    """What is joined asks for room; else the second load, of nothing new, would be refused."""
+    model = siblings(16, (8, 8, 8))
+    device = CpuDevice(threads=1, memory_bytes=bytes_of(model), cache_dir=tmp_path)
+    for _ in range(2):
+        tenant = device_rig.Tenant(device, model.program, model.weights, lower)
+        run([tenant], [model], [(2, 3)])
+        assert device.bytes_held == bytes_of(model)
 
 
 def test_tenants_share_it_and_the_last_one_frees_it(joining, tmp_path):

@@ -93,6 +93,23 @@ def test_two_processes_may_make_one_library(chain, tmp_path):
     assert native.find_library(tmp_path, chain.name_of(SOURCE)) in files
 
 
+def test_two_processes_of_one_pid_do_not_share_a_folder(chain, tmp_path, monkeypatch):
+    """As in two containers with one cache: each compiles under a name of its own."""
+    monkeypatch.setattr(native.os, "getpid", lambda: 7)
+    folders, run = [], native.subprocess.run
+
+    def note(command, **how):
+        folders.append(Path(command[-1]).parent)
+        assert len(list(tmp_path.glob("partial-*"))) == 1
+        return run(command, **how)
+
+    monkeypatch.setattr(native.subprocess, "run", note)
+    for source in (SOURCE, SOURCE.replace("42", "41")):
+        native.compile_source(tmp_path, chain, source)
+    assert len(set(folders)) == 2
+    assert not list(tmp_path.glob("partial-*"))
+
+
 def test_what_the_compiler_says_is_the_reason(chain, tmp_path):
     with pytest.raises(native.NativeError, match=r"error: .*nonsense"):
         native.compile_source(tmp_path, chain, "nonsense;")
