@@ -1,6 +1,6 @@
 """The stitching compiler beside Inductor and eager torch, model by model, one thread, one run.
 
-    python -m load_tests.inductor [--models minilm,lstm] [--seconds 3] [--out docs/results]
+    python -m load_tests.inductor [--models minilm,lstm] [--seconds 3] [--avx2] [--out docs/results]
 
 **What is counted.** A *memory-bound kernel* is one pass over memory outside of the heavy ops (GEMM,
 convolution, attention, recurrence, bags of embeddings). Ours, of one forward as it is served, with
@@ -16,6 +16,9 @@ too. Memory-bound time: the least time per op or kernel, added up; of eager from
 run node by node, of Inductor from its generated kernels, of ours from generated functions and steps
 of the op table. Views are not timed.
 
+**A lesser processor.** With `--avx2` nobody uses AVX-512: not ATen, not oneDNN, not the compiler,
+and Inductor no vectors over 256 bits. (MKL does as it likes.)
+
 **Bytes.** From the IR: what memory-bound ops read and write one by one, and what they do in runs.
 """
 
@@ -24,8 +27,11 @@ from __future__ import annotations
 import argparse
 import copy
 import math
+import os
 import re
+import shutil
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -341,6 +347,26 @@ def run_model(name: str, seconds: float, folder: Path, say: Callable[[str], None
     return found
 
 
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+
+def limit_torch() -> None:
+    """To AVX2: starts this process anew, for torch has made its choice already."""
+    if any(os.environ.get(name) != value for name, value in AVX2.items()):
+        spec = sys.modules["__main__"].__spec__
+        assert spec is not None, "run as a module"
+        words = [sys.executable, "-m", spec.name, *sys.argv[1:]]
+        os.execve(sys.executable, words, {**os.environ, **AVX2})
+    torch._inductor.config.cpp.simdlen = 256
+
+
+def limit_compilers(folder: Path) -> None:
+    compiler = folder / "g++"
+    compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -mno-avx512f\n')
+    compiler.chmod(0o755)
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
 RATIOS = {
     "kernels over inductor": ("ours", "inductor"),
     "all passes over inductor": ("ours all", "inductor"),
@@ -370,12 +396,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", default=",".join(CASES))
     parser.add_argument("--seconds", type=float, default=3.0, help="of timing per model and size")
+    parser.add_argument("--avx2", action="store_true", help="as on a processor without AVX-512")
     parser.add_argument("--out", type=Path, default=None, help="folder of result files")
     args = parser.parse_args()
+    if args.avx2:
+        limit_torch()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     console, models, start = Console(), {}, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="coissue-inductor-") as folder, torch.inference_mode():
+        if args.avx2:
+            limit_compilers(Path(folder))
         names = args.models.split(",")
         for number, name in enumerate(names, 1):
             with console.status(name) as status:
@@ -391,7 +422,8 @@ def main() -> None:
         console.print(f"{ratio}: {results.summarise(own)}", highlight=False)
     if args.out is not None:
         seconds = time.monotonic() - start
-        console.print(str(results.write(args.out, "stitching", found, seconds=seconds)))
+        name = "stitching-avx2" if args.avx2 else "stitching"
+        console.print(str(results.write(args.out, name, found, seconds=seconds)))
 
 
 if __name__ == "__main__":
