@@ -154,23 +154,26 @@ class Batch:
 
     def find_costly(self, cost: CostView, dear: int = 1) -> _Key:
         """In what the members differ although a launch for each of it is predicted to take less,
-        `dear` times less; 0 if in nothing.
-
-        Weights are judged by groups of equal size: what common launches gain was measured so, and
-        there is nothing to gain for a small request beside a large one with weights of its own.
-        """
-        count, sets, most_ns = len(self.members), len(self.weights), self.predicted_ns / dear
+        `dear` times less; 0 if in nothing."""
+        count, most_ns = len(self.members), self.predicted_ns / dear
         if len(self.places) > 1 and self._apart_ns(_PLACE, cost) < most_ns:
             return _PLACE
-        if sets > 1:
-            units, segments = -(-self.units // sets), -(-count // sets)
-            group_ns = cost.predict_ns(self.signature, units, segments, 1)
-            if _GAIN * sets * group_ns < most_ns:
-                return _WEIGHTS
+        if self.is_costly_by_weights(cost, dear):
+            return _WEIGHTS
         least_ns = cost.predict_ns(self.signature, min(k.units for k in self.members), 1, 1)
         if count * least_ns >= most_ns:  # most end here
             return 0
         return _REQUEST if self._apart_ns(_REQUEST, cost) < most_ns else 0
+
+    def is_costly_by_weights(self, cost: CostView, dear: int = 1) -> bool:
+        """By groups of equal size: what common launches gain was measured so, and there is nothing
+        to gain for a small request beside a large one with weights of its own."""
+        sets = len(self.weights)
+        if sets < 2:
+            return False
+        units, segments = -(-self.units // sets), -(-len(self.members) // sets)
+        group_ns = cost.predict_ns(self.signature, units, segments, 1)
+        return _GAIN * sets * group_ns < self.predicted_ns / dear
 
     def _apart_ns(self, key: _Key, cost: CostView) -> int:
         apart: dict[int, list[Kernel]] = {}
@@ -235,7 +238,7 @@ def _join(
     batch: Batch, queue: ReadyQueue, ready: Ready, most: int, cost: CostView, now_ns: int,
     end_ns: int, last_priority: int,
 ) -> list[Entry]:  # fmt: skip
-    """Takes in as many as fit; who they are."""
+    """Takes in as many as fit; who they are. Few, if already these gain nothing."""
     taken: list[Entry] = []
     #: How many have joined, and the smallest number known not to fit.
     joined, too_many = 0, most
@@ -247,6 +250,8 @@ def _join(
         if batch.grow(entries, cost, now_ns, end_ns):
             taken += entries
             joined += len(entries)
+            if batch.is_costly_by_weights(cost):
+                break
         else:
             ready.put_back(queue, entries)
             too_many = joined + len(entries)
