@@ -195,18 +195,26 @@ def _share(places: Sequence[int], at: int) -> list[tuple[int, float]]:
 
 def _bend(entry: _Entry) -> None:
     """Moves points to where launches near them say; all of one number of weight sets and units
-    alike, and where none say like those of fewer sets."""
+    alike, and where none say like those of fewer sets.
+
+    What was noted of a number of sets is kept until it is enough for one of its points, however
+    long that takes; then it is all forgotten, for a launch between two points speaks of both.
+    """
     moved: dict[int, float] = {}
     factor = entry.factors / BEND_AFTER
     entry.factors = 0.0
     for sets, places in entry.places.items():
+        noted = {place: entry.near.get((sets, place), (0.0, 0.0)) for place in places}
+        own = {
+            p: total / count - factor for p, (count, total) in noted.items() if count > BEND_LEAST
+        }
+        moved |= own
         for place in places:
-            count, total = entry.near.get((sets, place), (0.0, 0.0))
-            if count > BEND_LEAST:
-                moved[place] = total / count - factor
-                del entry.near[sets, place]
-            elif count:  # what they say is against the points as they were
-                entry.near[sets, place][1] -= count * moved.get(place, 0.0)
+            if own:
+                entry.near.pop((sets, place), None)
+            elif place in moved and (sets, place) in entry.near:
+                count, total = entry.near[sets, place]
+                entry.near[sets, place] = [count, total - count * moved[place]]
         for by_units in entry.points[sets].values():
             for place in by_units.keys() & moved.keys():
                 by_units[place] = max(1, round(by_units[place] * exp(moved[place])))

@@ -40,6 +40,8 @@ _TIGHT = 4
 #: What a launch of several sets of weights may take at most of one for each: less than predictions
 #: err by is no gain, and nobody gains later by lying together.
 _GAIN = 0.97
+#: Groups of weights are not alike if one of equal size takes so many times what the smallest does.
+_UNLIKE = 2
 #: One of so many groups that are predicted to cost more than their parts, but not `_DEAR` times as
 #: much, is launched to see: a point that was measured in a busy moment would else stay for good.
 _TRIED = 64
@@ -166,14 +168,20 @@ class Batch:
         return _REQUEST if self._apart_ns(_REQUEST, cost) < most_ns else 0
 
     def is_costly_by_weights(self, cost: CostView, dear: int = 1) -> bool:
-        """By groups of equal size: what common launches gain was measured so, and there is nothing
-        to gain for a small request beside a large one with weights of its own."""
+        """By groups of about equal size: what common launches gain was measured so, and there is
+        nothing to gain for a small request beside a large one with weights of its own."""
         sets = len(self.weights)
         if sets < 2:
             return False
         units, segments = -(-self.units // sets), -(-len(self.members) // sets)
         group_ns = cost.predict_ns(self.signature, units, segments, 1)
-        return _GAIN * sets * group_ns < self.predicted_ns / dear
+        if _GAIN * sets * group_ns < self.predicted_ns / dear:
+            return True
+        by_weights: dict[WeightsId, int] = {}
+        for kernel in self.members:
+            by_weights[kernel.weights] = by_weights.get(kernel.weights, 0) + kernel.units
+        least_ns = cost.predict_ns(self.signature, min(by_weights.values()), 1, 1)
+        return _UNLIKE * least_ns < group_ns
 
     def _apart_ns(self, key: _Key, cost: CostView) -> int:
         apart: dict[int, list[Kernel]] = {}
