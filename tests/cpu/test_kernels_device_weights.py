@@ -139,6 +139,23 @@ def test_a_matrix_read_both_ways_round_is_not_mixed_up(provider, tmp_path):
             np.testing.assert_allclose(both, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("limit", "is_stacked"), [(2 * 16 * 16 * 4, True), (2047, False)])
+def test_stacks_larger_than_the_cache_are_not_made(limit, is_stacked, tmp_path, monkeypatch):
+    monkeypatch.setattr(gemm, "STACK_BYTES", limit)
+    store, path = WeightStore(1 << 24), tmp_path / "gemm.json"
+    store.load({name: matrix(16, 16, seed=i) for i, name in enumerate("ab")})
+    rows = {str(rows): {"kn": 2, "stack": 1} for rows in gemm.ROWS}
+    path.write_text(json.dumps({"device": device_name(1), "ns": {"16x16": rows}}))
+    multiply = Gemm(store, GemmTable(path, device_name(1)), 16, (16,), "kn")
+    x = matrix(6, 16, seed=9)
+    for _ in range(3):
+        found = multiply.each(torch.from_numpy(x), [(store[name], None, 3) for name in "ab"])
+    own = [matrix(16, 16, seed=i) for i in range(2)]
+    wanted = np.concatenate([x[:3] @ own[0], x[3:] @ own[1]])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert (store._stack_bytes() > 0) == is_stacked
+
+
 def test_large_weights_are_chosen_for_by_a_few_rows_too(tmp_path, monkeypatch):
     """One row says nothing of what joined requests cost: `kn` may take twice as long there."""
     took = {1: {"kn": 7, "mkl": 8, "onednn": 8}, 4: {"kn": 14, "mkl": 8, "onednn": 9}}
