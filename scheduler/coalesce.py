@@ -40,8 +40,10 @@ _TIGHT = 4
 #: What a launch of several sets of weights may take at most of one for each: less than predictions
 #: err by is no gain, and nobody gains later by lying together.
 _GAIN = 0.97
-#: Groups of weights are not alike if one of equal size takes so many times what the smallest does.
+#: Groups of weights are not alike if one of equal size takes so many times what the smallest does,
+#: and then must gain so much.
 _UNLIKE = 2
+_CLEAR_GAIN = 0.75
 #: One of so many groups that are predicted to cost more than their parts, but not `_DEAR` times as
 #: much, is launched to see: a point that was measured in a busy moment would else stay for good.
 _TRIED = 64
@@ -168,8 +170,8 @@ class Batch:
         return _REQUEST if self._apart_ns(_REQUEST, cost) < most_ns else 0
 
     def is_costly_by_weights(self, cost: CostView, dear: int = 1) -> bool:
-        """By groups of about equal size: what common launches gain was measured so, and there is
-        nothing to gain for a small request beside a large one with weights of its own."""
+        """By groups of equal size, for what common launches gain was measured so. Where a small
+        group would wait for larger ones, the launch must gain clearly by its own sizes too."""
         sets = len(self.weights)
         if sets < 2:
             return False
@@ -181,7 +183,9 @@ class Batch:
         for kernel in self.members:
             by_weights[kernel.weights] = by_weights.get(kernel.weights, 0) + kernel.units
         least_ns = cost.predict_ns(self.signature, min(by_weights.values()), 1, 1)
-        return _UNLIKE * least_ns < group_ns
+        if _UNLIKE * least_ns >= group_ns:
+            return False
+        return _CLEAR_GAIN * self._apart_ns(_WEIGHTS, cost) < self.predicted_ns / dear
 
     def _apart_ns(self, key: _Key, cost: CostView) -> int:
         apart: dict[int, list[Kernel]] = {}
