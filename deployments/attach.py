@@ -80,6 +80,8 @@ class Attacher:
         self._names: dict[SignatureId, str] = {}
         #: Signature -> the plan that was measured, with the steps it had then.
         self._measured: dict[str, tuple[Plan, Steps]] = {}
+        #: The signature that is being measured.
+        self._unfinished = ""
 
     def attach(
         self, tenant: TenantSettings, slo: SloClass, version: int, folder: Path
@@ -200,13 +202,21 @@ class Attacher:
         if kernel.signature in self._costs.table:
             return
         self._measured[kernel.signature] = plan, plan.steps
+        self._unfinished = kernel.signature
         steps = measure(self._device, self._costs.table, lowered, index)
-        while self._on_device(lambda: next(steps, DONE)) is not DONE:
-            pass
+        try:
+            while self._on_device(lambda: next(steps, DONE)) is not DONE:
+                pass
+        except BaseException:
+            self._costs.table.forget(kernel.signature)
+            raise
+        self._unfinished = ""
 
     def forget_outdated(self) -> None:
-        """Drop the costs of kernels that got native forms since they were measured: while serving
-        they are corrected, but the next process should measure what it will run."""
+        """Drop the costs of a kernel that is being measured, and of kernels that got native forms
+        since they were: while serving they are corrected, but the next process should measure what
+        it will run."""
+        self._costs.table.forget(self._unfinished)
         for signature, (plan, steps) in self._measured.items():
             if plan.steps is not steps:
                 self._costs.table.forget(signature)

@@ -18,7 +18,7 @@ candidate of a launch, so answers are kept until the points change.
 
 from __future__ import annotations
 
-import json
+import logging
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,9 @@ from math import exp, log
 from pathlib import Path
 from typing import Final
 
-from coissue.kernels.files import save_json
+from coissue.kernels.files import load_json, save_json
+
+logger = logging.getLogger("coissue.kernels")
 
 #: Weight of the newest launch in the correction and in the error.
 NEWEST: Final = 0.1
@@ -41,6 +43,8 @@ UNKNOWN_NS: Final = 1_000_000
 UNKNOWN_UNIT_NS: Final = 10_000
 #: Predictions kept of a signature; beyond it all are computed anew.
 KEPT_LIMIT: Final = 10_000
+#: Stored numbers are less.
+MOST: Final = 1 << 53
 
 
 _Points = dict[int, dict[int, dict[int, int]]]
@@ -133,7 +137,7 @@ class CostTable:
         """A launch took this long. Without a measured point yet, it is recorded as one."""
         entry = self._entries.get(signature)
         if entry is None or not entry.points:
-            self.record(signature, units, segments, sets, ns)
+            self.record(signature, max(units, 1), segments, sets, ns)
             return
         predicted = max(self.predict_ns(signature, units, segments, sets, joins), 1)
         ratio = min(max(ns / predicted, 1 / STEP_LIMIT), STEP_LIMIT)
@@ -165,15 +169,24 @@ class CostTable:
 
     def load(self, path: Path, device: str) -> bool:
         """Reads points measured on the same `device`; False if there are none."""
-        try:
-            stored = json.loads(path.read_text())
-        except (OSError, ValueError):
+        stored = load_json(path, device)
+        points = stored.get("points")
+        if not isinstance(points, list) or not all(map(_is_point, points)):
+            if stored:
+                logger.warning("measured times are not read: %s has other than points", path)
             return False
-        if not isinstance(stored, dict) or stored.get("device") != device:
-            return False
-        for signature, units, segments, sets, joins, ns in stored["points"]:
+        for signature, units, segments, sets, joins, ns in points:
             self.record(signature, units, segments, sets, ns, joins)
         return True
+
+
+def _is_point(point: object) -> bool:
+    """As `save` writes it."""
+    if not isinstance(point, list) or len(point) != 6 or not isinstance(point[0], str):
+        return False
+    *counts, joins, ns = point[1:]
+    whole = all(type(n) is int and 0 < n < MOST for n in counts) and type(ns) is int
+    return whole and 0 <= ns < MOST and isinstance(joins, bool) and (counts[2] == 1 or not joins)
 
 
 def _note(entry: _Entry, units: int, sets: int, error: float) -> None:

@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 logger = logging.getLogger("coissue.kernels")
 
@@ -24,6 +25,15 @@ def replace_file(path: Path, content: bytes) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def load_json(path: Path, device: str) -> dict[str, Any]:
+    """What `save_json` wrote of the same `device`; else empty."""
+    try:
+        stored = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return stored if isinstance(stored, dict) and stored.get("device") == device else {}
 
 
 def save_json(path: Path, data: Mapping[str, object]) -> None:

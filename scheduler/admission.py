@@ -42,6 +42,8 @@ SHARED: Final = 10
 NARROW: Final = 150
 #: A time to the deadline counts as the shortest of late for so long.
 TIGHT_NS: Final = 1000 * MS
+#: With nothing else to do, one of so many requests that are predicted to take too long is let in.
+PROBED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +204,21 @@ class Admission:
                 late_ns = self._late_ns(request, ahead_ns, busy_ns, now_ns)
             if late_ns > 0:
                 hopeless = now_ns + profile.path_ns > event.deadline_ns
-                return Reject(Reason.DEADLINE, 0 if hopeless else late_ns)
+                if not (hopeless and self._probes(tenant)):
+                    return Reject(Reason.DEADLINE, 0 if hopeless else late_ns)
         self.backlog.add(request, now_ns)
         ready, own_ns = self._window.ready, event.deadline_ns - event.at_ns
         if own_ns <= ready.tight_ns or ready.tight_until_ns <= now_ns:
             ready.tight_ns, ready.tight_until_ns = own_ns, now_ns + TIGHT_NS
         return request
+
+    def _probes(self, tenant: Tenant) -> bool:
+        """Whether a request that is too long by itself is let in to see: what is never launched is
+        never corrected, and a slow spell of the device would refuse the tenant for good."""
+        if self._window.open:
+            return False
+        tenant.hopeless += 1
+        return tenant.hopeless % PROBED == 0
 
     def _late_ns(self, request: Request, ahead_ns: int, busy_ns: int, now_ns: int) -> int:
         """Predicted finish behind `ahead_ns` of work, from the deadline on; may be negative."""

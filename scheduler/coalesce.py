@@ -110,7 +110,7 @@ class Batch:
         lead = self.members[0]
         start = lead.part[0] if lead.part else 0
         left = lead.request.rows - start
-        if left < 2 or not lead.request.spec.kernels[lead.index].splittable:
+        if left < 2 or not lead.units or not lead.request.spec.kernels[lead.index].splittable:
             return
         parts = count_parts(self.signature, left, lead.units // left, bound_ns, cost)
         rest_ns = lead.cut(start + -(-left // parts))
@@ -159,15 +159,15 @@ class Batch:
     def find_costly(self, cost: CostView, dear: int = 1) -> _Key:
         """In what the members differ although a launch for each of it is predicted to take less,
         `dear` times less; 0 if in nothing."""
-        count, most_ns = len(self.members), self.predicted_ns / dear
-        if len(self.places) > 1 and self._apart_ns(_PLACE, cost) < most_ns:
+        count, together_ns = len(self.members), self.predicted_ns
+        if len(self.places) > 1 and dear * self._apart_ns(_PLACE, cost) < together_ns:
             return _PLACE
         if self.is_costly_by_weights(cost, dear):
             return _WEIGHTS
         least_ns = cost.predict_ns(self.signature, min(k.units for k in self.members), 1, 1)
-        if count * least_ns >= most_ns:  # most end here
+        if dear * count * least_ns >= together_ns:  # most end here
             return 0
-        return _REQUEST if self._apart_ns(_REQUEST, cost) < most_ns else 0
+        return _REQUEST if dear * self._apart_ns(_REQUEST, cost) < together_ns else 0
 
     def is_costly_by_weights(self, cost: CostView, dear: int = 1) -> bool:
         """By groups of equal size, for what common launches gain was measured so. Where a small
@@ -177,7 +177,7 @@ class Batch:
             return False
         units, segments = -(-self.units // sets), -(-len(self.members) // sets)
         group_ns = cost.predict_ns(self.signature, units, segments, 1)
-        if _GAIN * sets * group_ns < self.predicted_ns / dear:
+        if dear * _GAIN * sets * group_ns < self.predicted_ns:
             return True
         by_weights: dict[WeightsId, int] = {}
         for kernel in self.members:
@@ -185,7 +185,7 @@ class Batch:
         least_ns = cost.predict_ns(self.signature, min(by_weights.values()), 1, 1)
         if _UNLIKE * least_ns >= group_ns:
             return False
-        return _CLEAR_GAIN * self._apart_ns(_WEIGHTS, cost) < self.predicted_ns / dear
+        return dear * _CLEAR_GAIN * self._apart_ns(_WEIGHTS, cost) < self.predicted_ns
 
     def _apart_ns(self, key: _Key, cost: CostView) -> int:
         apart: dict[int, list[Kernel]] = {}
@@ -227,10 +227,9 @@ def coalesce(
         if len(batch.places) == 1:
             mates = _join_mates(batch, [_PLACE], lead, most, cost, now_ns, end_ns, last_priority)
         key = batch.find_costly(cost)
-        if key:
+        if key and not batch.find_costly(cost, _DEAR):
             lead.partings += 1
-            if lead.partings % _TRIED == 0:
-                key = batch.find_costly(cost, _DEAR)
+            key = key if lead.partings % _TRIED else 0
         while key:
             keys.append(key)
             batch.leave(*first)

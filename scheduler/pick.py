@@ -25,6 +25,8 @@ GROUP_LOOKS: Final = 8
 def pick(ready: Ready, now_ns: int) -> ReadyQueue | None:
     """The queue whose head leads; None: nothing may be launched."""
     lead: Kernel | None = None
+    if ready.behind:
+        ready.take_past_due(now_ns)
     levels = ready.levels
     for priority in ready.used:
         level = levels[priority]

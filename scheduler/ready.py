@@ -26,6 +26,8 @@ PRIORITIES: Final = 16
 #: The level behind all priorities: kernels whose request can no longer meet its deadline. They
 #: run when nothing else is ready, so late work never makes other work late.
 LATE: Final = PRIORITIES + 1
+#: The level before all priorities: kernels that are past due behind others in their own queue.
+PAST_DUE: Final = 0
 
 BLOCKED, READY, BATCHED = KernelState.BLOCKED, KernelState.READY, KernelState.BATCHED
 CANCELLED = KernelState.CANCELLED
@@ -108,7 +110,7 @@ class ReadyQueue:
         self.group_hint = 8
         #: Since when its head has waited for partners; 0: it has not.
         self.held_since_ns = 0
-        #: Groups of it that were predicted to cost more than their parts.
+        #: Groups of it that were predicted to cost somewhat more than their parts.
         self.partings = 0
 
     @property
@@ -142,8 +144,8 @@ Head = tuple[int, int, ReadyQueue]
 class Ready:
     """All ready queues, and by priority the heads of those that may be launched."""
 
-    __slots__ = ("_families", "_most_listed", "_sequence", "count", "levels", "queues", "tight_ns",
-                 "tight_until_ns", "used")  # fmt: skip
+    __slots__ = ("_families", "_most_listed", "_sequence", "behind", "count", "levels", "queues",
+                 "tight_ns", "tight_until_ns", "used")  # fmt: skip
 
     def __init__(self) -> None:
         #: (signature, alone, tenant out of the groups or "") -> queue; bounded by what is attached.
@@ -158,6 +160,9 @@ class Ready:
         #: A level with more entries than this is cleared of those that do not count.
         self._most_listed = 64
         self._sequence = 0
+        #: Heap of (urgency, sequence, kernel): of the later classes, which may stand behind others
+        #: of their queue for ever. Those that left are dropped on sight.
+        self.behind: list[tuple[int, int, Kernel]] = []
         #: Kernels READY.
         self.count = 0
         #: The shortest time that a request had when it came, of late; until when that counts.
@@ -189,6 +194,11 @@ class Ready:
         heappush(heap, entry)
         if heap[0][2] == sequence and not queue.gated:
             self._list(queue, entry)
+        if request.priority > 1 and request.due_ns < request.deadline_ns:
+            heappush(self.behind, (kernel.urgency_ns, sequence, kernel))
+            if len(self.behind) > 64 + 4 * self.count:
+                self.behind = [one for one in self.behind if one[2].live]
+                heapify(self.behind)
 
     def list_head(self, queue: ReadyQueue) -> None:
         """To be called whenever the queue's head may be another one."""
@@ -246,6 +256,21 @@ class Ready:
                     if self.is_head(level[place]):
                         yield level[place][2]
                     places += (2 * place + 2, 2 * place + 1)
+
+    def take_past_due(self, now_ns: int) -> None:
+        """Moves kernels that are past due before all others of their queues."""
+        behind = self.behind
+        while behind and (behind[0][0] < now_ns or not behind[0][2].live):
+            urgency_ns, sequence, kernel = heappop(behind)
+            queue = kernel.queue
+            if not kernel.live or queue.heap[0][3] is kernel:
+                continue
+            place = next(i for i, entry in enumerate(queue.heap) if entry[3] is kernel)
+            if queue.heap[place][0] == LATE:
+                continue
+            queue.heap[place] = (PAST_DUE, urgency_ns, sequence, kernel)
+            heapify(queue.heap)
+            self.list_head(queue)
 
     def demote(self, queue: ReadyQueue) -> None:
         """Moves the queue's head to the LATE level, under a new sequence."""

@@ -21,6 +21,7 @@ from coissue.scheduler import messages
 from coissue.scheduler.core import Core
 from coissue.scheduler.messages import Attached, Command, Event, SignatureId
 from coissue.scheduler.plain import PlainError, from_plain, to_plain
+from coissue.scheduler.policies import POLICIES
 from coissue.scheduler.ports import CoreLimits, CostView, InvariantViolation
 
 VERSION: Final = 3
@@ -123,12 +124,19 @@ def read_turns(lines: Iterable[str]) -> Iterator[tuple[str, CoreLimits, int] | T
             if number == 1:
                 if line["coissue_recording"] != VERSION:
                     raise ValueError("another version's recording")
-                yield line["policy"], from_plain(CoreLimits, line["limits"]), line["seed"]
+                policy, seed = line["policy"], line["seed"]
+                if policy not in POLICIES or not isinstance(seed, int):
+                    raise ValueError("no policy or seed of ours")
+                yield policy, from_plain(CoreLimits, line["limits"]), seed
                 continue
             events = [_decode(item) for item in line["events"]]
             predicted, names = line.get("predicted", []), line.get("names", {})
+            if not all(isinstance(part, list) for part in (line["commands"], predicted)):
+                raise ValueError("not as lists")
             yield Turn(number, events, line["commands"], predicted, names)
-        except (PlainError, ValueError, KeyError, TypeError, RecursionError):
+        except (PlainError, ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, json.JSONDecodeError) and number > 1 and text[-1:] != "\n":
+                return  # the process ended while it wrote this line
             raise ReplayError(f"line {number}: not what `scheduler.record_to` writes") from None
 
 

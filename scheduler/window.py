@@ -23,8 +23,8 @@ class Tenant:
     """A tenant by name, over its versions."""
 
     __slots__ = (
-        "active_share", "active_until_ns", "alone", "caution", "failures", "finish_ns", "is_out",
-        "name", "open", "program", "spec", "turn",
+        "active_share", "active_until_ns", "alone", "caution", "failures", "finish_ns", "hopeless",
+        "is_out", "name", "open", "program", "spec", "turn",
     )  # fmt: skip
 
     def __init__(self, spec: TenantSpec) -> None:
@@ -36,6 +36,8 @@ class Tenant:
         self.open: dict[RequestId, Request] = {}
         #: Its own, in millionths of the predicted wait (see admission).
         self.caution = 1_000_000
+        #: Requests refused as too long by themselves while nothing was open.
+        self.hopeless = 0
         #: When `time_only` last served it: a counter.
         self.turn = 0
         #: Its fair finish, its share as counted while it is active, and until when (see fairness).

@@ -191,8 +191,8 @@ def explain(
             raise ValueError("--tune: this CPU is timed, for --device cpu only")
         if device == "cpu" and units is not None:
             raise ValueError("--units: for --device cuda only; a CPU takes one after the other")
-        if svg is not None and not svg.parent.is_dir():
-            raise ValueError(f"--svg: no folder {str(svg.parent)!r}")
+        if svg is not None and (svg.is_dir() or not svg.parent.is_dir()):
+            raise ValueError(f"--svg: {str(svg)!r} is a folder, or in none")
         found, capture, machine, scheduler = explaining.find_model(model, tenant)
         units = units or explaining.UNITS[device]
         before, lowered = explaining.capture(found, capture, scheduler)
@@ -234,9 +234,10 @@ def simulate(
     """Run a mix of tenants on simulated devices, with the product's own scheduler.
 
     The table has a row per policy and load (1: as much as perfect packing
-    could do). asked: requests; in time: of all asked; worst: the same, of the
-    tenant with the least; good/s: in time, a second; p50, p99: of completed
-    ones; busy: of the devices' time; members: requests per launch.
+    could do). asked: requests; in time: of all asked but those that were
+    cancelled; worst: the same, of the tenant with the least; good/s: in time,
+    a second; p50, p99: of completed ones; busy: of the devices' time; members:
+    requests per launch.
     """
     from coissue.deployments.cli import simulate as simulation
 
@@ -244,9 +245,13 @@ def simulate(
         mix = simulation.load_mix(file)
         mixes = simulation.vary(mix, policy or [], load or [])
         measured = simulation.MeasuredCosts(costs) if costs else None
+        if json_file is not None and not json_file.parent.is_dir():
+            raise ValueError(f"--json: no folder {str(json_file.parent)!r}")
+        if plots is not None and plots.exists() and not plots.is_dir():
+            raise ValueError(f"--plots: {str(plots)!r} is no folder")
         runs = simulation.run_all(mixes, seed, measured, console, check=check)
         if json_file is not None:
-            json_file.write_text(json.dumps(runs) + "\n")
+            json_file.write_text(json.dumps(runs, indent=1) + "\n")
         if plots is not None:
             simulation.write_plots(runs, plots)
     except RecursionError:
@@ -269,10 +274,13 @@ def replay(
     try:
         with file.open() as lines:
             stats = recording.replay(lines, check=check).stats()
+            is_cut = not file.read_bytes().endswith(b"\n")
     except (OSError, UnicodeDecodeError, recording.ReplayError) as error:
         fail(explain_error(error, file))
     outcomes = (f"{count} {outcome.value}" for outcome, count in stats.outcomes.items())
     typer.echo(f"the same commands throughout: {', '.join(outcomes)}")
+    if is_cut:
+        typer.echo("The last line is cut, so the recording ended in the middle; it was left out.")
 
 
 def fetch(url: str, timeout_s: float) -> bytes:

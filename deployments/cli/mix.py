@@ -26,10 +26,29 @@ SECOND = 1000 * MS
 Find = Callable[[str], SignatureId]
 
 
-def _need(of: Group | Mix, names: str, holds: bool, allowed: str) -> None:
+def _need(of: object, names: str, holds: bool, allowed: str, under: str = "") -> None:
     if not holds:
         given = ", ".join(str(getattr(of, name)) for name in names.split(", "))
-        raise ValueError(f"{names}: {given}, allowed: {allowed}")
+        raise ValueError(f"{under}{names}: {given}, allowed: {allowed}")
+
+
+#: Of the parts of a mix that are the scheduler's own: least and most.
+BOUNDS = {
+    "limits": {
+        "window": (1, 1 << 20), "slots": (1, 64), "segments": (1, 1 << 16), "bytes": (1, 1 << 62),
+        "preemption_bound_ns": (1, 1 << 40), "hold_ns": (0, 1 << 40),
+        "fair_window_ns": (1, 1 << 50), "records": (1, 1 << 24),
+    },
+    "device": {
+        "noise": (0, 100), "contention": (0, 100), "overhead_ns": (0, 1 << 40),
+        "fail_rate": (0, 1), "slow_rate": (0, 1), "slow_factor": (1, 1_000_000),
+    },
+    "faults": {
+        "cancel_rate": (0, 1), "compile_failures": (0, 100_000), "device_losses": (0, 100_000),
+        "bursts": (0, 100_000), "burst_requests": (0, 100_000), "clock_jumps": (0, 100_000),
+        "jump_ns": (0, 1 << 40),
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +84,10 @@ class Group:
         for name in ("rows", "tokens"):
             low, high = getattr(self, name) or (1, 1)
             _need(self, name, 1 <= low <= high <= 131_072, "[low, high] from 1 to 131072")
+        _need(self, "share", 0.001 <= self.share <= 1000, "from 0.001 to 1000")
+        _need(self, "in_flight", 1 <= self.in_flight <= 1 << 20, "from 1 to 1048576")
+        count = len(self.signatures) or self.kernels
+        _need(self, "shared", 0 <= self.shared <= count, "from 0 to the number of kernels")
         _need(self, "slowdown", 0.1 <= self.slowdown <= 100, "from 0.1 to 100")
 
 
@@ -84,7 +107,8 @@ class Mix:
     set_us: float = 2
     groups: tuple[Group, ...] = (Group(),)
     traffic: Traffic = field(default_factory=Traffic)
-    #: A CSV file with a column of times instead of `traffic`.
+    #: A CSV file with a column of times instead of `traffic`: their pattern, at each tenant's rate,
+    #: repeated, and begun anywhere; the number of requests is by `load` or `rate_hz`.
     trace: str | None = None
     trace_column: str = "TIMESTAMP"
     limits: CoreLimits = field(default_factory=CoreLimits)
@@ -101,6 +125,14 @@ class Mix:
         _need(self, "zipf", 0 <= self.zipf <= 10, "from 0 to 10")
         _need(self, "set_us", self.set_us >= 0, "not negative")
         _need(self, "groups", bool(self.groups), "at least one")
+        names = [group.name for group in self.groups]
+        if len(set(names)) < len(names):
+            raise ValueError(f"groups: {', '.join(names)}, allowed: each name once")
+        for part, bounds in BOUNDS.items():
+            for name, (low, high) in bounds.items():
+                of = getattr(self, part)
+                holds = low <= getattr(of, name) <= high
+                _need(of, name, holds, f"from {low} to {high}", under=f"{part}.")
 
 
 def make_scenario(

@@ -70,7 +70,8 @@ class MeasuredCosts:
         table = CostTable()
         try:
             stored = json.loads(path.read_text())
-            table.load(path, stored["device"])
+            if not table.load(path, stored["device"]):
+                raise ValueError("points that none of ours could be")
             self._names = list(dict.fromkeys(size[0] for size in stored["points"]))
         except OSError:
             raise

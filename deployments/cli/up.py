@@ -422,5 +422,5 @@ def _print_urls(base: str, ray_url: str, settings: AppSettings, console: Console
     ):  # fmt: skip
         console.print(f"{text:>24}  {url}", highlight=False, soft_wrap=True)
     if waiting:
-        console.print(f"Faster code for {waiting} kernels is being compiled meanwhile.")
+        console.print(f"Faster code is being compiled meanwhile, kernels to go: {waiting}.")
     console.print("Ctrl-C ends it.")

@@ -11,7 +11,6 @@ from a cached stack of them; entered in the table as ns per member). Only f32 ha
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import time
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
-from coissue.kernels.files import save_json
+from coissue.kernels.files import load_json, save_json
 
 #: Weight, bias and number of rows of one group in a launch.
 Part = tuple[StoredWeight, StoredWeight | None, int]
@@ -125,15 +124,24 @@ class GemmTable:
         return score < len(points) * math.log(limit)
 
     def _load(self) -> None:
-        try:
-            stored = json.loads(self._path.read_text())
-        except (OSError, ValueError):
-            return
-        if isinstance(stored, dict) and stored.get("device") == self._device:
-            self._ns = stored["ns"]
+        found = load_json(self._path, self._device).get("ns")
+        shapes = found if isinstance(found, dict) else {}
+        self._ns = {shape: rows for shape, rows in shapes.items() if _is_measured(shape, rows)}
 
     def _save(self) -> None:
         save_json(self._path, {"device": self._device, "ns": self._ns})
+
+
+def _is_measured(shape: str, rows: object) -> bool:
+    """Numbers of rows with times of providers, `kn` among them; of joined products of both ways."""
+    needed = {"apart", "joined"} if "+" in shape else {"kn"}
+    return isinstance(rows, dict) and all(
+        number.isdecimal()
+        and isinstance(ns, dict)
+        and needed <= ns.keys()
+        and all(type(time) is int and time > 0 for time in ns.values())
+        for number, ns in rows.items()
+    )
 
 
 def _pick(points: Sequence[Mapping[str, int]]) -> str:

@@ -324,8 +324,9 @@ class Forge:
             self._closed = True
             self._orders.clear()
             child = self._child
-        if child is not None:
-            _kill(child)
+        if child is not None:  # whoever talks to it sees its end, and tidies up
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
         self.wait()
 
     def _key(self, kernel: Kernel) -> str:
@@ -345,6 +346,11 @@ class Forge:
             self._states[key] = _state(build)
         except (OSError, AttributeError, ValueError) as error:  # cannot be loaded, or not arranged
             self._fail(key, Build((), (str(error),)))
+            # Another process may build it better.
+            with suppress(OSError):
+                (self._folder / f"{key}.json").unlink(missing_ok=True)
+                for file in {call.library for call in build.calls}:
+                    (self._folder / file).unlink(missing_ok=True)
 
     def _fail(self, key: str, build: Build) -> None:
         """What is not there of it will not be tried again."""
@@ -367,6 +373,8 @@ class Forge:
                     build = self._build(key, lowered, kernel)
                 except (NativeError, OSError, ValueError) as error:  # also a full disk
                     build = Build((), (str(error),))
+                if self._closed:
+                    return
                 if build.failures:
                     self._fail(key, build)
             self._hand_over(key, build, adopt)

@@ -37,10 +37,11 @@ def render_text(plan: StitchPlan, settings: Settings) -> str:
     joined = sum(bytes_moved(graph, kernel.inputs, kernel.outputs) for kernel in plan.kernels)
     lines = [
         f"{_count(len(work), 'elementary op')} in {_count(len(plan.kernels), 'stitched kernel')}; "
-        f"bytes per unit: {apart} unfused, {joined} stitched"
+        f"bytes per unit: {apart // plan.units} unfused, {joined // plan.units} stitched"
     ]
     if plan.units > 1:
-        lines.append(f"units are packed: {plan.units} units of a launch are one below")
+        packed = f"units are packed: {plan.units} units of a launch are one below"
+        lines.append(f"{packed}; what is left over runs as it would unpacked")
     for number, kernel in enumerate(plan.kernels):
         lines += ["", *_kernel_lines(graph, number, kernel)]
     reasons = list(_reasons(plan, Tuner(graph, settings)))
@@ -54,8 +55,13 @@ def _count(number: int, what: str) -> str:
 
 
 def _outside(graph: Graph, index: int) -> tuple[int, ...]:
-    operands = dict.fromkeys(graph.nodes[index].operands)
-    return tuple(o for o in operands if graph.nodes[o].kind is not Kind.CONSTANT)
+    operands = []
+    for operand in graph.nodes[index].operands:
+        while graph.nodes[operand].kind is Kind.BROADCAST:  # only what is there is read
+            (operand,) = graph.nodes[operand].operands
+        operands.append(operand)
+    found = dict.fromkeys(operands)
+    return tuple(o for o in found if graph.nodes[o].kind is not Kind.CONSTANT)
 
 
 def _kernel_lines(graph: Graph, number: int, kernel: StitchedKernel) -> Iterator[str]:

@@ -25,6 +25,8 @@ logger = logging.getLogger("coissue.kernels")
 #: ns of a launch of the kernel with one unit, or None if it cannot be run.
 Measure = Callable[[Graph, StitchedKernel], float | None]
 VERSION = 1
+#: Longer than any block takes: what is not less is damaged.
+LONGEST_NS = 1e12
 
 
 class Library:
@@ -74,10 +76,11 @@ class Library:
             found = json.loads(self._path.read_text())
             if found["version"] != VERSION:
                 return {}
-            return {str(key): float(time) for key, time in found["times"].items()}
+            times = {str(key): float(time) for key, time in found["times"].items()}
+            return {key: time for key, time in times.items() if 0 <= time < LONGEST_NS}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             logger.warning("performance library unreadable path=%s error=%r", self._path, error)
             return {}
 

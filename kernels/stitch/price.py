@@ -23,6 +23,8 @@ class Machine:
 
     #: ns to start a kernel.
     launch_ns: float
+    #: ns to start one of many blocks.
+    block_ns: float
     #: Bytes of global memory per ns, of all blocks together and of one of them.
     bytes_per_ns: float
     block_bytes_per_ns: float
@@ -41,7 +43,7 @@ WARP: Final = 32
 
 def cpu() -> Machine:
     return Machine(
-        launch_ns=200, bytes_per_ns=8, block_bytes_per_ns=8,
+        launch_ns=200, block_ns=0, bytes_per_ns=8, block_bytes_per_ns=8,
         step_ns=0.2, loop_ns=5, lanes=8, slots=1,
     )  # fmt: skip
 
@@ -52,7 +54,7 @@ def gpu(threads: int) -> Machine:
     A thread has about four loads of 4 bytes on their way, which take half a microsecond."""
     slots = 108 * max(1, 2048 // threads)
     return Machine(
-        launch_ns=3000, bytes_per_ns=1500, block_bytes_per_ns=threads * 16 / 500,
+        launch_ns=3000, block_ns=0.05, bytes_per_ns=1500, block_bytes_per_ns=threads * 16 / 500,
         step_ns=1, loop_ns=40, lanes=threads, slots=slots,
     )  # fmt: skip
 
@@ -103,9 +105,13 @@ def estimate_ns(
     for loop in memory.reads:
         block_ns += machine.loop_ns + _loop_ns(draft, memory, loop, machine, threads, measured)
     blocks = units * draft.blocks
-    speed = min(machine.bytes_per_ns, blocks * machine.block_bytes_per_ns)
+    # A block has no more on its way than its busy threads have.
+    most = max((draft.elements(loop) * draft.length(loop) for loop in memory.reads), default=1)
+    busy = min(1.0, most / threads)
+    speed = min(machine.bytes_per_ns, blocks * busy * machine.block_bytes_per_ns)
     moved_ns = units * bytes_moved(draft.graph, inputs, draft.outputs) / speed
-    return machine.launch_ns + moved_ns + block_ns * max(1.0, blocks / machine.slots)
+    start_ns = machine.launch_ns + blocks * machine.block_ns
+    return start_ns + moved_ns + block_ns * max(1.0, blocks / machine.slots)
 
 
 def _loop_ns(

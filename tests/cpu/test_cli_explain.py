@@ -129,7 +129,8 @@ def test_the_runs_of_a_model_in_words_with_sources_and_a_picture(config, norms):
     # behind it.
     assert before.startswith("1. kernel 0: ops of rows: layer_norm\n")
     assert after.startswith("2. kernel 0: ops of rows: softmax, gelu, mul, add, layer_norm\n")
-    launches, named, inside = head.strip().splitlines()
+    launches, named, inside, *legend = head.strip().splitlines()
+    assert any("%n is" in line for line in legend)
     assert launches.startswith(
         "launches: 3 before kernels are joined, 1 after, for this tenant alone;"
     )
@@ -232,4 +233,7 @@ def test_mistakes_are_one_line(config, tenant, words):
 def test_a_picture_that_cannot_be_written(config, tmp_path):
     run = explain(config, "norms", "--svg", tmp_path / "no" / "graph.svg")
     assert run.exit_code == 1
-    assert run.stderr == f"{config}: --svg: no folder '{tmp_path / 'no'}'\n"
+    assert (
+        run.stderr
+        == f"{config}: --svg: '{tmp_path / 'no' / 'graph.svg'}' is a folder, or in none\n"
+    )

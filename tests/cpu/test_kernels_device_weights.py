@@ -184,6 +184,21 @@ def test_one_row_does_not_choose_for_tokens(is_tokens, tmp_path, monkeypatch):
     assert {name for name, _ in chosen} == ({"mkl"} if is_tokens else {"kn"})
 
 
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "", ', "ns": null', ', "ns": []', ', "ns": {"6x6": []}', ', "ns": {"6x6": {"1": 5}}',
+        ', "ns": {"6x6": {"4": {"mkl": 3}, "1": {}}}', ', "ns": {"6x6": {"4": {"kn": "3"}}}',
+        ', "ns": ' + '{"6x6": ' * 50_000,
+    ],
+)  # fmt: skip
+def test_a_damaged_gemm_table_is_measured_anew(tmp_path, stored):
+    path = tmp_path / "gemm.json"
+    path.write_text(f'{{"device": "this"{stored}}}')
+    assert GemmTable(path, "this").choose(6, 6)
+    assert GemmTable(path, "this")._ns["6x6"]
+
+
 def test_gemm_table_is_measured_once_and_kept(tmp_path, monkeypatch):
     path = tmp_path / "gemm.json"
     monkeypatch.setattr(gemm, "SHAPE_NS", 0)

@@ -212,7 +212,24 @@ def test_a_child_that_is_killed_leaves_the_op_table(tmp_path, forges, caplog, mo
     answer(model, rig)
 
 
-def test_closing_ends_a_compiler_that_hangs(tmp_path, forges):
+def test_a_library_that_cannot_be_loaded_is_built_again_by_the_next_process(tmp_path, forges):
+    """Its bytes are those that its name says: the compiler wrote rubbish and said it went well."""
+    rubbish = 'while [ "$1" != -o ]; do shift; done; echo rubbish > $2'
+    forge = forges(script(tmp_path, rubbish))
+    model, rig = attach(make_device(tmp_path, forge), name="cnn")
+    forge.wait()
+    assert forge.states()["failed"] > 0
+    answer(model, rig)
+    good = native_rig.find_chain()
+    forge = forges(native.Toolchain(good.compiler, rubbish))
+    model, rig = attach(make_device(tmp_path, forge), name="cnn")
+    forge.wait()
+    assert forge.states()["failed"] == 0
+    assert count_choices(rig) > 0
+    answer(model, rig)
+
+
+def test_closing_ends_a_compiler_that_hangs(tmp_path, forges, caplog):
     """The pipe's other end is the compiler's: reading it ends when the compiler does."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -220,9 +237,11 @@ def test_closing_ends_a_compiler_that_hangs(tmp_path, forges):
     model, rig = attach(make_device(tmp_path, forge), name="cnn")
     with pipe.open() as end:  # opens once the compiler runs
         answer(model, rig)
-        forge.close()
+        with caplog.at_level(logging.WARNING):
+            forge.close()
         assert end.read() == ""
     assert not list((tmp_path / "native").glob("partial-*"))
+    assert not caplog.records, "nothing failed"
 
 
 def test_a_scheduler_that_is_killed_takes_its_compiler_along(tmp_path):

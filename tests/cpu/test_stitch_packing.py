@@ -91,3 +91,13 @@ def test_packed_and_left_over_units_share_a_launch(tmp_path, units):
     assert emulated.launch([part for part in parts if part[1]], seed=units) == 0
     found = from_memory(outputs[0], graph.nodes[output].dtype)
     np.testing.assert_allclose(found, want, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "units", "blocks", "packed"), [(4, 64, 1, 64), (32, 1, 1, 1), (1536, 9, 6, 1)]
+)
+def test_a_block_has_work_for_its_threads(size, units, blocks, packed):
+    """A block has no more of the memory's speed than its busy threads ask for."""
+    b = Builder()
+    made = plan(b.graph(b.call("tanh", b.parameter(size))), units=units)
+    assert ([kernel.blocks for kernel in made.kernels], made.units) == ([blocks], packed)

@@ -109,7 +109,7 @@ def test_planned_pieces_give_what_numpy_gives(tmp_path, rows):
     assert made.kernels[0].blocks > rows
     found = move_parameters(values, graph, made.graph)
     for kernel in made.kernels:
-        assert Rows.BLOCK in kernel.rows.values() or kernel is not made.kernels[0]
+        assert Rows.THREAD not in kernel.rows.values() or kernel is not made.kernels[0]
         found |= run_emulated(made.graph, kernel, found, 1, tmp_path, rows)
     (output,) = made.graph.outputs
     np.testing.assert_allclose(found[output], want, rtol=1e-5)

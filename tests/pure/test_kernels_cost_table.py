@@ -188,6 +188,30 @@ def test_points_are_kept_by_device(tmp_path):
     assert not CostTable().load(tmp_path / "missing.json", "this")
 
 
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "{}", '"points": null', '"points": [[1]]', '"points": [[["s"], 1, 1, 1, false, 5]]',
+        '"points": [["s", 1, 1, 1, false, NaN]]', '"points": [["s", 1, 1, 1, false, null]]',
+        '"points": [["s", 1, 1, 1, false, -5]]', '"points": [["s", 0, 1, 1, false, 5]]',
+        '"points": [["s", 1, 1, 1, false, 1e400]]', '"points": [["s", 1, 1, 2, true, 5]]',
+        '"points": [["s", 1, 1, 1, false, 5], ["s", "8", 1, 1, false, 5]]',
+        '"points": ' + "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_not_read_at_all(tmp_path, stored):
+    path, table = tmp_path / "costs.json", CostTable()
+    path.write_text('{"device": "this", ' + stored.strip("{}") + "}")
+    assert not table.load(path, "this")
+    assert "s" not in table
+
+
+def test_no_units_at_all_are_learned_as_one():
+    table = CostTable()
+    table.observe_ns("s", 0, 1, 1, 1000)
+    assert table.predict_ns("s", 1, 1, 1) == 1000
+
+
 def test_joining_comes_on_top_and_rises_with_units_and_segments():
     table = table_of((8, 1, 1, 100), (64, 1, 1, 660))
     assert table.predict_ns("s", 8, 2, 1, joins=True) == table.predict_ns("s", 8, 2, 1)

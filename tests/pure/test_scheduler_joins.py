@@ -142,6 +142,15 @@ def test_what_only_looked_dear_is_tried_now_and_then_and_then_done():
     assert table.predict_ns("s", 2, 2, 2) == pytest.approx(130, rel=0.05)
 
 
+def test_one_small_request_does_not_part_large_ones_that_gain_by_sharing():
+    own = [tenant(f"t{n}", kernel(7, weights=n)) for n in range(16)]
+    bench = Bench(*own, cost=LinearCost(100_000, 1000, 5000), preemption_bound_ns=10**9)
+    submits = [bench.submit(n, f"t{n}", rows=200, deadline_ns=10**9) for n in range(15)]
+    small = bench.submit(15, "t15", deadline_ns=2 * 10**9)
+    (launch,) = launches(bench.send(*submits, small))
+    assert len(launch.segments) == 16
+
+
 def test_what_is_dear_stays_seldom_and_what_is_very_dear_is_not_tried():
     sizes, _ = busy_sets(205)
     assert sizes.count(2) == len(sizes) // 64
@@ -152,6 +161,50 @@ def test_what_is_dear_stays_seldom_and_what_is_very_dear_is_not_tried():
             (launch,) = launches(commands)
             assert len(launch.segments) == 1
             commands = bench.land(launch)
+
+
+class Dear(LinearCost):
+    """Two sets take 1.3 times what they take apart, three take five times as long."""
+
+    def predict_ns(self, signature, units, segments, sets, joins=False):
+        return (0, 100, 260, 1500)[sets]
+
+
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_groups_that_are_much_too_dear_take_no_ones_trial(every):
+    bench, tried, pairs = Bench(*three_weights(), cost=Dear()), 0, 0
+    for number in range(0, 3000, 3):
+        names = "ab" if number // 3 % every else "abc"
+        pairs += names == "ab"
+        submits = [
+            bench.submit(number + n, name, deadline_ns=bench.now_ns + LATER)
+            for n, name in enumerate(names)
+        ]
+        commands = bench.send(*submits)
+        while launches(commands):
+            (launch,) = launches(commands)
+            tried += len(launch.segments) > 1
+            commands = bench.land(launch)
+    assert tried >= pairs // 64 - 1
+
+
+def test_a_class_that_gains_nothing_from_the_others_waits_its_fair_time_only():
+    """A tenant of the first class always has work for the same kernels, with other weights."""
+    first, second = (tenant(n, kernel(7, weights=w), priority=w) for n, w in (("a", 1), ("b", 2)))
+    bench = Bench(first, second, cost=LinearCost(100, 10, 200), fair_window_ns=10_000)
+    far, number = 10**9, 10
+    commands = bench.send(
+        *[bench.submit(n, "a", deadline_ns=far) for n in (1, 2, 3)],
+        bench.submit(4, "b", deadline_ns=far),
+    )
+    request = bench.core.window.open[4]
+    while request.first_launch_ns == 0:
+        (launch,) = launches(commands)
+        members = [segment.request for segment in launch.segments]
+        more = [bench.submit(number + i, "a", deadline_ns=far) for i in range(len(members))]
+        number += len(members)
+        commands = bench.send(*more) + bench.land(launch)
+        assert bench.now_ns < request.due_ns + 1000, "two launches at most after it was due"
 
 
 class Flat(LinearCost):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from coissue.deployments.cli.main import app
-from coissue.deployments.cli.mix import Group, Mix, make_scenario, read_trace
+from coissue.deployments.cli.mix import BOUNDS, Group, Mix, make_scenario, read_trace
 from coissue.deployments.cli.plot import find_ticks, render_chart
 from coissue.deployments.cli.simulate import load_mix, run_mix
 from coissue.kernels.cost_table import CostTable
@@ -139,6 +140,17 @@ def test_measured_costs_name_signatures_by_their_beginnings(tmp_path):
         ("limits: {windw: 3}", "limits.windw: unknown"),
         ("traffic: {cv: 0}", "traffic: cv must be"),
         ("spread: 2", "spread: 2, allowed: from 1"),
+        ("groups: [{share: 0}]", "groups.0: share: 0.0, allowed: from 0.001"),
+        ("groups: [{in_flight: 0}]", "groups.0: in_flight: 0, allowed: from 1"),
+        ("groups: [{kernels: 3, shared: 4}]", "groups.0: shared: 4, allowed: from 0"),
+        ("groups: [{name: a}, {name: a}]", "groups: a, a, allowed: each name once"),
+        ("limits: {slots: 0}", "limits.slots: 0, allowed: from 1 to 64"),
+        ("limits: {window: 0}", "limits.window: 0, allowed: from 1"),
+        ("limits: {segments: 0}", "limits.segments: 0, allowed: from 1"),
+        ("limits: {preemption_bound_ns: -1}", "limits.preemption_bound_ns: -1, allowed: from 1"),
+        ("device: {noise: -3}", "device.noise: -3.0, allowed: from 0"),
+        ("device: {contention: -5}", "device.contention: -5.0, allowed: from 0"),
+        ("faults: {cancel_rate: 5}", "faults.cancel_rate: 5.0, allowed: from 0 to 1"),
         ("- 3", "wanted a mapping"),
         ("{", "not YAML"),
         ("policy: fastest", "policy must be one of"),
@@ -149,6 +161,28 @@ def test_mistakes_are_one_line_with_the_key(tmp_path, text, message):
     shown = run(write(tmp_path, text), code=1)
     assert message in shown
     assert len(shown.strip().splitlines()) == 1
+
+
+def test_every_number_of_the_schedulers_parts_has_bounds():
+    for part, bounds in BOUNDS.items():
+        own = getattr(Mix(), part)
+        numbers = {f.name for f in fields(own) if isinstance(getattr(own, f.name), int | float)}
+        assert numbers - {"admission"} == bounds.keys(), part
+
+
+def test_a_cost_table_with_impossible_times_is_refused(tmp_path):
+    for ns in ("null", "-5", "NaN", '"7"'):
+        point = f'["s", 1, 1, 1, false, {ns}]'
+        (tmp_path / "costs.json").write_text(f'{{"device": "d", "points": [{point}]}}')
+        shown = run(write(tmp_path, "groups: [{signatures: [s]}]"), "--costs",
+                    tmp_path / "costs.json", code=1)  # fmt: skip
+        assert "not a cost table" in shown
+
+
+def test_where_results_go_is_checked_before_the_runs(tmp_path):
+    assert "--json: no folder" in run("--json", tmp_path / "no" / "x.json", code=1)
+    (tmp_path / "file").write_text("")
+    assert "is no folder" in run("--plots", tmp_path / "file", code=1)
 
 
 def test_unknown_policies_and_files_are_refused(tmp_path):

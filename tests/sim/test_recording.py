@@ -93,6 +93,23 @@ def test_what_is_no_recording_is_refused(lines):
         replay(lines)
 
 
+def test_a_recording_that_ends_in_the_middle_of_a_line_is_replayed_up_to_there(monkeypatch):
+    monkeypatch.setattr("coissue.scheduler.simulation.engine._Run._random", _plain_random)
+    lines = record(draw_scenario(3), 3)
+    assert replay([*lines[:40], lines[40][:-5]]).stats() == replay(lines[:40]).stats()
+    with pytest.raises(ReplayError, match="line 41: not what"):
+        replay([*lines[:40], lines[40][:-5] + "\n", *lines[41:]])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("policy", "none of ours"), ("policy", []), ("seed", {})]
+)
+def test_a_first_line_that_names_nothing_of_ours_is_refused(key, value):
+    head, *rest = record(draw_scenario(0), 0)
+    with pytest.raises(ReplayError, match="line 1: not what"):
+        replay([json.dumps({**json.loads(head), key: value}), *rest])
+
+
 @pytest.mark.parametrize("event", [["Submited", 1], ["Woke"], ["Woke", 1, 2], ["Woke", "now"], 3])
 def test_an_event_that_is_none_is_refused_with_its_line(event):
     head = record(draw_scenario(1), 1)[0]
