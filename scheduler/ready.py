@@ -258,19 +258,18 @@ class Ready:
                     places += (2 * place + 2, 2 * place + 1)
 
     def take_past_due(self, now_ns: int) -> None:
-        """Moves kernels that are past due before all others of their queues."""
+        """Puts kernels that are past due before all others of their queues, under new entries."""
         behind = self.behind
         while behind and (behind[0][0] < now_ns or not behind[0][2].live):
-            urgency_ns, sequence, kernel = heappop(behind)
-            queue = kernel.queue
-            if not kernel.live or queue.heap[0][3] is kernel:
+            urgency_ns, _, kernel = heappop(behind)
+            if not kernel.live:
                 continue
-            place = next(i for i, entry in enumerate(queue.heap) if entry[3] is kernel)
-            if queue.heap[place][0] == LATE:
-                continue
-            queue.heap[place] = (PAST_DUE, urgency_ns, sequence, kernel)
-            heapify(queue.heap)
-            self.list_head(queue)
+            request, queue = kernel.request, kernel.queue
+            kernel.live = False
+            request.ready[kernel.index] = again = Kernel(request, kernel.index, queue)
+            self._sequence += 1
+            heappush(queue.heap, (PAST_DUE, urgency_ns, self._sequence, again))
+            self._bury(queue)
 
     def demote(self, queue: ReadyQueue) -> None:
         """Moves the queue's head to the LATE level, under a new sequence."""
