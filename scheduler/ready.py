@@ -258,12 +258,14 @@ class Ready:
                     places += (2 * place + 2, 2 * place + 1)
 
     def take_past_due(self, now_ns: int) -> None:
-        """Puts kernels that are past due before all others of their queues, under new entries."""
-        behind = self.behind
-        while behind and (behind[0][0] < now_ns or not behind[0][2].live):
+        """Puts kernels that are past due before all others of their queues, under new entries: the
+        most urgent few, for just one can lead."""
+        behind, moved = self.behind, 0
+        while behind and moved < 8 and (behind[0][0] < now_ns or not behind[0][2].live):
             urgency_ns, _, kernel = heappop(behind)
             if not kernel.live:
                 continue
+            moved += 1
             request, queue = kernel.request, kernel.queue
             kernel.live = False
             request.ready[kernel.index] = again = Kernel(request, kernel.index, queue)
