@@ -204,8 +204,10 @@ class Admission:
                 late_ns = self._late_ns(request, ahead_ns, busy_ns, now_ns)
             if late_ns > 0:
                 hopeless = now_ns + profile.path_ns > event.deadline_ns
-                if not (hopeless and self._probes(tenant)):
-                    return Reject(Reason.DEADLINE, 0 if hopeless else late_ns)
+                if hopeless and event.deadline_ns > now_ns and self._probes(tenant):
+                    self.backlog.add(request, now_ns)
+                    return request
+                return Reject(Reason.DEADLINE, 0 if hopeless else late_ns)
         self.backlog.add(request, now_ns)
         ready, own_ns = self._window.ready, event.deadline_ns - event.at_ns
         if own_ns <= ready.tight_ns or ready.tight_until_ns <= now_ns:
@@ -255,7 +257,10 @@ class Admission:
         return min(max(event.priority or tenant.spec.priority, 1), PRIORITIES)
 
     def learn(self, request: Request, *, missed: bool) -> None:
-        """An admitted request met its deadline, or missed it."""
+        """An admitted request met its deadline, or missed it. One that was let in to see says
+        nothing of how long requests wait."""
+        if request.margin < 0:
+            return
         step = CAUTION_UP if missed and self._is_narrow(request) else -CAUTION_UP // 100
         tenant = request.tenant
         tenant.caution = min(max(tenant.caution + step, ONE), CAUTION_MAX)

@@ -46,7 +46,8 @@ _UNLIKE = 2
 _CLEAR_GAIN = 0.75
 #: One of so many groups that are predicted to cost more than their parts, but not `_DEAR` times as
 #: much, is launched to see: a point that was measured in a busy moment would else stay for good.
-_TRIED = 64
+#: A prime, so that of groups that come in turn each has its trials.
+_TRIED = 61
 _DEAR = 2
 _NO_WEIGHTS: Set[WeightsId] = frozenset()
 

@@ -160,8 +160,8 @@ class Ready:
         #: A level with more entries than this is cleared of those that do not count.
         self._most_listed = 64
         self._sequence = 0
-        #: Heap of (urgency, sequence, kernel): of the later classes, which may stand behind others
-        #: of their queue for ever. Those that left are dropped on sight.
+        #: Heap of (urgency, sequence, kernel) where there are several classes, of which the later
+        #: may stand behind others of their queue for ever. Those that left are dropped on sight.
         self.behind: list[tuple[int, int, Kernel]] = []
         #: Kernels READY.
         self.count = 0
@@ -194,7 +194,9 @@ class Ready:
         heappush(heap, entry)
         if heap[0][2] == sequence and not queue.gated:
             self._list(queue, entry)
-        if request.priority > 1 and request.due_ns < request.deadline_ns:
+        # Where there is one class alone, urgency is their order already.
+        is_behind = request.priority > 1 or len(self.used) > 1
+        if is_behind and request.due_ns < request.deadline_ns:
             heappush(self.behind, (kernel.urgency_ns, sequence, kernel))
             if len(self.behind) > 64 + 4 * self.count:
                 self.behind = [one for one in self.behind if one[2].live]

@@ -131,13 +131,18 @@ def read_turns(lines: Iterable[str]) -> Iterator[tuple[str, CoreLimits, int] | T
                 continue
             events = [_decode(item) for item in line["events"]]
             predicted, names = line.get("predicted", []), line.get("names", {})
-            if not all(isinstance(part, list) for part in (line["commands"], predicted)):
-                raise ValueError("not as lists")
+            if not isinstance(line["commands"], list) or not all(map(_is_answer, predicted)):
+                raise ValueError("not as `Recorder` writes them")
             yield Turn(number, events, line["commands"], predicted, names)
-        except (PlainError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (PlainError, ValueError, LookupError, TypeError, RecursionError) as error:
             if isinstance(error, json.JSONDecodeError) and number > 1 and text[-1:] != "\n":
                 return  # the process ended while it wrote this line
             raise ReplayError(f"line {number}: not what `scheduler.record_to` writes") from None
+
+
+def _is_answer(told: object) -> bool:
+    """The number of the question, the question, and what it is answered with."""
+    return isinstance(told, list) and len(told) == 7 and all(type(n) is int for n in told)
 
 
 @final

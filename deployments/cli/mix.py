@@ -78,7 +78,8 @@ class Group:
     def __post_init__(self) -> None:
         _need(self, "tenants", 1 <= self.tenants <= 100_000, "from 1 to 100000")
         _need(self, "kernels", 1 <= self.kernels <= 1000, "from 1 to 1000")
-        _need(self, "fixed_us, unit_us", min(self.fixed_us, self.unit_us) >= 0, "not negative")
+        least, most = sorted((self.fixed_us, self.unit_us))
+        _need(self, "fixed_us, unit_us", least >= 0 and most <= 1e9, "from 0 to 1e9")
         _need(self, "fixed_us, unit_us", self.fixed_us + self.unit_us >= 1, "together at least 1")
         _need(self, "deadline_ms", 0.001 <= self.deadline_ms <= 600_000, "from 0.001 to 600000")
         for name in ("rows", "tokens"):
@@ -123,7 +124,10 @@ class Mix:
         is_rate = self.rate_hz is None or 0 < self.rate_hz <= 1e9
         _need(self, "rate_hz", is_rate, "above 0, at most 1e9")
         _need(self, "zipf", 0 <= self.zipf <= 10, "from 0 to 10")
-        _need(self, "set_us", self.set_us >= 0, "not negative")
+        _need(self, "set_us", 0 <= self.set_us <= 1e9, "from 0 to 1e9")
+        on_ns = self.traffic.on_ns
+        holds = on_ns == 0 or on_ns >= MS // 10
+        _need(self.traffic, "on_ns", holds, "0, or from 100000", under="traffic.")
         _need(self, "groups", bool(self.groups), "at least one")
         names = [group.name for group in self.groups]
         if len(set(names)) < len(names):

@@ -41,9 +41,11 @@ def load_mix(path: Path | None) -> Mix:
     if path is None:
         return Mix()
     try:
-        data = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        text = path.read_text()
+        # YAML takes 1e-05 for a word.
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (yaml.YAMLError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not YAML or JSON: {' '.join(str(error).split())}") from None
     if isinstance(data, dict) and "applications" in data:
         raise ValueError(f"{path}: a Serve config, not a mix (an example is configs/mix.yaml)")
     try:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from coissue.kernels.cost_table import MOST
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
 from coissue.kernels.files import load_json, save_json
 
@@ -139,7 +140,7 @@ def _is_measured(shape: str, rows: object) -> bool:
         number.isdecimal()
         and isinstance(ns, dict)
         and needed <= ns.keys()
-        and all(type(time) is int and time > 0 for time in ns.values())
+        and all(type(time) is int and 0 < time < MOST for time in ns.values())
         for number, ns in rows.items()
     )
 
