@@ -71,12 +71,16 @@ per layer and direction, after one product of W_ih and all tokens of the launch 
 rows of all lengths advance together, and W_hh is read once per step and block of rows;
 coissue_stitched makes the steps, coissue_stitched_pack packs W_hh once per weights"""
 LEGEND: Final = """
-A kernel is named by its first ops, how many more it has (views too, which cost nothing), and the
-beginning of its signature: equal ones can share a launch. Below, a unit is a row or a token; %n is
-an elementary op with the type of its result (constants are not listed), its layer counted from the
-outputs, and its schedule: (split_dim, sword) cuts the result into blocks, (0, 1) into one. A result
-is kept in a block's buffer ("shared": on a CPU the stack; "without sharing": were no place used
-twice), computed where it is read ("inline"), or written ("output")."""
+A kernel is what the scheduler launches, named by its kind, its first ops, how many more it has
+(views too, which cost nothing), and the beginning of its signature: equal ones can share a launch.
+A stitched kernel is a generated function for some of its ops. Below, a unit is a row or a token (or
+a pack of them, where it says so), and bytes are those read and written. %n is an elementary op or a
+view with the type of its result (constants are not listed), its layer counted from the outputs,
+and its schedule: (split_dim, sword) cuts the result into sword parts of split_dim for each index of
+the dims before it ("column": behind it), one per block; (0, 1) is one block. A result is kept in a
+block's buffer ("shared": on a CPU the stack; "without sharing": were no place used twice), computed
+where it is read ("inline"), or written ("output"); a thread, warp or block sums up each row of a
+reduction. Kernels touch if one reads what the other makes, or both read the same."""
 Found = tuple[TenantSettings, CaptureSettings, DeviceSettings, SchedulerSettings]
 SETTINGS: Final = {
     "cpu": Settings(BUFFER_BYTES, 1, cpu()),
@@ -102,8 +106,8 @@ class Explained:
 def find_model(model: str, name: str | None) -> Found:
     """The tenant `name` of a config, or what stands for the model of a factory or saved program.
     Raises `ConfigError`, and `ValueError` for what there is not."""
-    if name is not None and IMPORTED.fullmatch(model):
-        raise ValueError(f"TENANT: {name!r}, but {model!r} is a factory, not a config")
+    if name is not None and (IMPORTED.fullmatch(model) or model.endswith(".pt2")):
+        raise ValueError(f"TENANT: {name!r}, but {model!r} is a model, not a config")
     if name is None and not model.endswith(CONFIG_SUFFIXES):
         source = "factory" if IMPORTED.fullmatch(model) else "program"
         if source == "program" and not os.path.exists(model):
@@ -252,8 +256,7 @@ def describe(
         f"in them {ops} memory-bound op{'s' * (ops != 1)}, in {stitched} stitched "
         f"kernel{'s' * (stitched != 1)}{more}"
     )
-    if parts:
-        yield LEGEND
+    yield LEGEND
     for one in parts:
         yield f"\n== {one.title}\n{one.text.rstrip()}"
     yield ""

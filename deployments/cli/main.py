@@ -245,10 +245,10 @@ def simulate(
         mix = simulation.load_mix(file)
         mixes = simulation.vary(mix, policy or [], load or [])
         measured = simulation.MeasuredCosts(costs) if costs else None
-        if json_file is not None and not json_file.parent.is_dir():
-            raise ValueError(f"--json: no folder {str(json_file.parent)!r}")
-        if plots is not None and plots.exists() and not plots.is_dir():
-            raise ValueError(f"--plots: {str(plots)!r} is no folder")
+        if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
+            raise ValueError(f"--json: {str(json_file)!r} is a folder, or in none")
+        if plots is not None:
+            plots.mkdir(parents=True, exist_ok=True)
         runs = simulation.run_all(mixes, seed, measured, console, check=check)
         if json_file is not None:
             json_file.write_text(json.dumps(runs, indent=1) + "\n")

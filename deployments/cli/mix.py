@@ -85,6 +85,8 @@ class Group:
         for name in ("rows", "tokens"):
             low, high = getattr(self, name) or (1, 1)
             _need(self, name, 1 <= low <= high <= 131_072, "[low, high] from 1 to 131072")
+        _need(self, "name", bool(self.name), "some name")
+        _need(self, "priority", 1 <= self.priority <= 16, "from 1 to 16")
         _need(self, "share", 0.001 <= self.share <= 1000, "from 0.001 to 1000")
         _need(self, "in_flight", 1 <= self.in_flight <= 1 << 20, "from 1 to 1048576")
         count = len(self.signatures) or self.kernels
@@ -117,12 +119,12 @@ class Mix:
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
-        _need(self, "duration_s", 0 < self.duration_s <= 86_400, "above 0, at most 86400")
+        _need(self, "duration_s", 0.001 <= self.duration_s <= 86_400, "from 0.001 to 86400")
         _need(self, "devices", 1 <= self.devices <= 1024, "from 1 to 1024")
         _need(self, "spread", 1 <= self.spread <= self.devices, "from 1 to devices")
         _need(self, "load", 0 < self.load <= 100, "above 0, at most 100")
-        is_rate = self.rate_hz is None or 0 < self.rate_hz <= 1e9
-        _need(self, "rate_hz", is_rate, "above 0, at most 1e9")
+        is_rate = self.rate_hz is None or 0.001 <= self.rate_hz <= 1e9
+        _need(self, "rate_hz", is_rate, "from 0.001 to 1e9")
         _need(self, "zipf", 0 <= self.zipf <= 10, "from 0 to 10")
         _need(self, "set_us", 0 <= self.set_us <= 1e9, "from 0 to 1e9")
         on_ns = self.traffic.on_ns

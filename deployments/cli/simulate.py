@@ -51,7 +51,7 @@ def load_mix(path: Path | None) -> Mix:
     try:
         return from_plain(Mix, data)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {str(error).removeprefix('here: ')}") from None
 
 
 def vary(mix: Mix, policies: list[str], loads: list[float]) -> list[Mix]:

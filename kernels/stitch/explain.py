@@ -34,9 +34,11 @@ def render_text(plan: StitchPlan, settings: Settings) -> str:
     graph = plan.graph
     work = find_work(graph)
     apart = sum(bytes_moved(graph, _outside(graph, index), (index,)) for index in work)
+    views = len({index for kernel in plan.kernels for index in kernel.nodes} - {*work})
     joined = sum(bytes_moved(graph, kernel.inputs, kernel.outputs) for kernel in plan.kernels)
+    inside = f"{_count(len(work), 'elementary op')} and {_count(views, 'view')}"
     lines = [
-        f"{_count(len(work), 'elementary op')} in {_count(len(plan.kernels), 'stitched kernel')}; "
+        f"{inside} in {_count(len(plan.kernels), 'stitched kernel')}; "
         f"bytes per unit: {apart // plan.units} unfused, {joined // plan.units} stitched"
     ]
     if plan.units > 1:
@@ -77,7 +79,7 @@ def _kernel_lines(graph: Graph, number: int, kernel: StitchedKernel) -> Iterator
         place = {Home.INLINE: "inline", Home.OUTPUT: "output"}.get(home, "")
         if home is Home.SHARED:
             buffer = kernel.buffers[index]
-            place = f"shared: {buffer.elements} elements at byte {buffer.offset_bytes}"
+            place = f"shared: {_count(buffer.elements, 'element')} at byte {buffer.offset_bytes}"
         if index in kernel.rows:
             place += f", a {kernel.rows[index].value} per row"
         schedule = name_schedule(kernel.schedules[index])

@@ -138,7 +138,7 @@ def test_the_runs_of_a_model_in_words_with_sources_and_a_picture(config, norms):
         r"  kernel 0: joined layer_norm\+softmax\+linear\+4 #\w+, before: 0 to 2", named
     )
     assert inside.endswith("6 memory-bound ops, in 2 stitched kernels")
-    assert "11 elementary ops in 1 stitched kernel; bytes per unit:" in before
+    assert "11 elementary ops and 0 views in 1 stitched kernel; bytes per unit:" in before
     assert "shared: " in after
     assert "not generated, for the library: linear" in after
     assert norms.count('extern "C"') == 2

@@ -132,7 +132,9 @@ def test_measured_costs_name_signatures_by_their_beginnings(tmp_path):
     ("text", "message"),
     [
         ("polcy: fifo", "polcy: unknown"),
-        ("duration_s: -1", "duration_s: -1.0, allowed: above 0"),
+        ("duration_s: -1", "mix.yaml: duration_s: -1.0, allowed: from 0.001"),
+        ("groups: [{priority: 0}]", "groups.0: priority: 0, allowed: from 1 to 16"),
+        ("groups: [{fixed_us: 1.0e+12}]", "allowed: from 0 to 1e9"),
         ("duration_s: .nan", "duration_s: wanted float"),
         ("groups: []", "groups: (), allowed: at least one"),
         ("groups: [{tenants: 0}]", "groups.0: tenants: 0, allowed: from 1"),
@@ -180,9 +182,9 @@ def test_a_cost_table_with_impossible_times_is_refused(tmp_path):
 
 
 def test_where_results_go_is_checked_before_the_runs(tmp_path):
-    assert "--json: no folder" in run("--json", tmp_path / "no" / "x.json", code=1)
+    assert "is a folder, or in none" in run("--json", tmp_path / "no" / "x.json", code=1)
     (tmp_path / "file").write_text("")
-    assert "is no folder" in run("--plots", tmp_path / "file", code=1)
+    assert "File exists" in run("--plots", tmp_path / "file", code=1)
 
 
 def test_unknown_policies_and_files_are_refused(tmp_path):
