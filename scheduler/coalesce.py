@@ -69,11 +69,12 @@ def _of(kernel: Kernel, key: _Key) -> int:
     return place(kernel) if key == _PLACE else kernel.request.id
 
 
-def _is_mate(kernel: Kernel, lead: Kernel, keys: list[_Key]) -> bool:
-    for key in keys:  # noqa: SIM110 - not `all`: a generator takes ten times as long
-        if _of(kernel, key) != _of(lead, key):
-            return False
-    return True
+def _alike(entries: list[Entry], lead: Kernel, keys: list[_Key]) -> list[Entry]:
+    """Those that have all `keys` in common with the lead."""
+    for key in keys:
+        own = _of(lead, key)
+        entries = [entry for entry in entries if _of(entry[3], key) == own]
+    return entries
 
 
 @final
@@ -278,14 +279,10 @@ def _join_mates(
     """Takes in who is like the lead by all `keys`, behind others for whom a join is too long or
     does not pay; about as many as fit. How many: their entries stay where they are."""
     lead, head = batch.members[0], queue.head()
-    if head is None or (len(batch.members) > 1 and _is_mate(head[3], lead, keys)):
+    if head is None or (len(batch.members) > 1 and _alike([head], lead, keys)):
         return 0  # nobody else was in the way
-    mates = [
-        entry
-        for entry in queue.heap[:_MATES]
-        if entry[3].live and _is_mate(entry[3], lead, keys) and entry[0] <= last_priority
-    ]
-    mates.sort()
+    near = [one for one in queue.heap[:_MATES] if one[3].live and one[0] <= last_priority]
+    mates = sorted(_alike(near, lead, keys))
     del mates[most - len(batch.members) :]
     while mates and not batch.grow(mates, cost, now_ns, end_ns):
         del mates[len(mates) // 2 :]
