@@ -27,7 +27,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Final
 
-from coissue.kernels.files import load_json, save_json
+from coissue.kernels.files import MOST, load_json, save_json
 
 logger = logging.getLogger("coissue.kernels")
 
@@ -43,8 +43,6 @@ UNKNOWN_NS: Final = 1_000_000
 UNKNOWN_UNIT_NS: Final = 10_000
 #: Predictions kept of a signature; beyond it all are computed anew.
 KEPT_LIMIT: Final = 10_000
-#: Stored numbers are less.
-MOST: Final = 1 << 53
 
 
 _Points = dict[int, dict[int, dict[int, int]]]

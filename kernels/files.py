@@ -7,7 +7,10 @@ import logging
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+#: Numbers in them are less: larger ones are damage, and floats do not hold them.
+MOST: Final = 1 << 53
 
 logger = logging.getLogger("coissue.kernels")
 

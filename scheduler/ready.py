@@ -28,6 +28,8 @@ PRIORITIES: Final = 16
 LATE: Final = PRIORITIES + 1
 #: The level before all priorities: kernels that are past due behind others in their own queue.
 PAST_DUE: Final = 0
+#: Of them in one turn, the most urgent: just one can lead, and after a late launch all may be.
+PAST_DUE_MOVES: Final = 8
 
 BLOCKED, READY, BATCHED = KernelState.BLOCKED, KernelState.READY, KernelState.BATCHED
 CANCELLED = KernelState.CANCELLED
@@ -260,10 +262,11 @@ class Ready:
                     places += (2 * place + 2, 2 * place + 1)
 
     def take_past_due(self, now_ns: int) -> None:
-        """Puts kernels that are past due before all others of their queues, under new entries: the
-        most urgent few, for just one can lead."""
+        """Puts kernels that are past due before all others of their queues, under new entries."""
         behind, moved = self.behind, 0
-        while behind and moved < 8 and (behind[0][0] < now_ns or not behind[0][2].live):
+        while (
+            behind and moved < PAST_DUE_MOVES and (behind[0][0] < now_ns or not behind[0][2].live)
+        ):
             urgency_ns, _, kernel = heappop(behind)
             if not kernel.live:
                 continue

@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from coissue.kernels.cost_table import MOST
 from coissue.kernels.cpu.store import StoredWeight, WeightStore
-from coissue.kernels.files import load_json, save_json
+from coissue.kernels.files import MOST, load_json, save_json
 
 #: Weight, bias and number of rows of one group in a launch.
 Part = tuple[StoredWeight, StoredWeight | None, int]
