@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 import tiny_models
 import torch
 
+from coissue.deployments import attach as attaching
 from coissue.deployments.capture.pipeline import capture
 from coissue.deployments.channel.checking import InferError
 from coissue.deployments.channel.client import SchedulerClient
@@ -301,6 +303,27 @@ def test_a_cache_that_cannot_be_written_is_told_and_served_without(artifacts, tm
         assert note.startswith("device.cache: nothing is kept in '/proc/none': No such file")
     finally:
         host.stop()
+
+
+def test_a_kernel_whose_measuring_was_cut_short_is_measured_anew(artifacts, tmp_path, monkeypatch):
+    """Else a part of its points would stand for all, in this process and all later ones."""
+    settings = make_settings(tmp_path / "cache")
+    tenant, measure = settings.tenants[0], attaching.measure
+
+    def cut_short(*args, **how):
+        yield from itertools.islice(measure(*args, **how), 3)
+        raise RuntimeError("the device is gone")
+
+    host = SchedulerHost(settings, str(tmp_path))
+    host.start()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(attaching, "measure", cut_short)
+            with pytest.raises(RuntimeError, match="the device is gone"):
+                host.attach(tenant.model_dump(), 1, str(artifacts / tenant.name))
+    finally:
+        host.stop()
+    assert json.loads((tmp_path / "cache" / "costs.json").read_text())["points"] == []
 
 
 @pytest.mark.parametrize("key", ["record_to", "secret_file"])
