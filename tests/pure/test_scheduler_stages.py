@@ -393,3 +393,30 @@ def test_tables_are_complete_and_drawn():
         drawn = render_diagram(edges)
         assert drawn.startswith(f"stateDiagram-v2\n    [*] --> {next(iter(states)).name}\n")
         assert drawn.count("-->") == 1 + sum(len(ends) or 1 for ends in edges.values())
+
+
+def answer_hopeless(bench, numbers, spare_ns):
+    """Whether each request, with so much time for 110, is let in; it is served if so."""
+    found = []
+    for number in numbers:
+        ask = bench.submit(number, deadline_ns=bench.now_ns + spare_ns)
+        commands = bench.send(ask)
+        found.append(bool(launches(commands)))
+        if found[-1]:
+            bench.land(launches(commands)[0], after_ns=20)
+    return found
+
+
+def test_one_of_eight_that_look_hopeless_is_let_in_where_nothing_is_open():
+    """What is never launched is never corrected. It teaches nobody caution, nor to hurry."""
+    bench = Bench(tenant("a", kernel(7)), admission=True)
+    assert answer_hopeless(bench, range(1, 17), 50) == ([False] * 7 + [True]) * 2
+    assert bench.core.admission.caution == ONE
+    assert bench.core.window.ready.tight_ns == 0
+
+
+def test_what_looks_hopeless_is_refused_where_others_wait_or_its_time_is_over():
+    bench = Bench(tenant("a", kernel(7)), admission=True)
+    assert not any(answer_hopeless(bench, range(1, 33), 0)), "its deadline has come"
+    bench.send(bench.submit(100))
+    assert not any(answer_hopeless(bench, range(101, 133), 50)), "one is open"
