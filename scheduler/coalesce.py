@@ -12,9 +12,10 @@ have had of late (which may come at any moment), and its rows may run apart, it 
 Requests whose last launch was the same lie together on the device; a launch of others has to join
 their inputs first, and is predicted so. If that costs more than one launch for all saves, only
 those who lie with the lead already go with it. Likewise, if a launch for each set of weights is
-predicted to take about as long, only those with the lead's; and if one for each request takes less,
-nobody. What is not launched is not learned, so every `_TRIED`th group that only looks dear goes
-together all the same.
+predicted to take about as long, only those with the lead's. If launches of a half, a quarter, ...
+of the members take clearly less in all, for what all read and write does not stay in the cache, so
+many go; and if one for each request takes less, nobody. What is not launched is not learned, so
+every `_TRIED`th group that only looks dear goes together all the same.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ _MATES = 1024
 _NEVER = 1 << 62
 #: Parts of long kernels are no longer than one of so many parts of the shortest time of others.
 _TIGHT = 4
-#: What a launch of several sets of weights may take at most of one for each: less than predictions
-#: err by is no gain, and nobody gains later by lying together.
+#: What a launch of several sets of weights may take at most of one for each, and those of smaller
+#: groups of the whole one's: less than predictions err by is no gain.
 _GAIN = 0.97
+#: The same, and what a launch of several requests may take of one for each, where the lead's
+#: request ends: it waits for the others, gains nothing later from having joined them, and
+#: predictions for sizes that fall out of the caches err by so much.
+_LAST_GAIN = 0.87
 #: Groups of weights are not alike if one of equal size takes so many times what the smallest does,
 #: and then must gain so much.
 _UNLIKE = 2
@@ -56,6 +61,8 @@ _Key = int
 _PLACE: Final = 1
 _WEIGHTS: Final = 2
 _REQUEST: Final = 3
+#: In nothing: fewer of them.
+_SIZE: Final = 4
 
 
 def place(kernel: Kernel) -> int:
@@ -158,20 +165,49 @@ class Batch:
         self.members, self.weights, self.places = [lead], _NO_WEIGHTS, {place(lead)}
         self.units, self.done_by_ns, self.predicted_ns = units, done_by_ns, predicted_ns
 
-    def find_costly(self, cost: CostView, dear: int = 1) -> _Key:
+    def find_costly(self, cost: CostView, dear: float = 1) -> _Key:
         """In what the members differ although a launch for each of it is predicted to take less,
-        `dear` times less; 0 if in nothing."""
+        `dear` times less, or that they are too many; 0 if neither."""
         count, together_ns = len(self.members), self.predicted_ns
         if len(self.places) > 1 and dear * self._apart_ns(_PLACE, cost) < together_ns:
             return _PLACE
         if self.is_costly_by_weights(cost, dear):
             return _WEIGHTS
+        if self.find_knee(cost, dear) < count:
+            return _SIZE
         least_ns = cost.predict_ns(self.signature, min(k.units for k in self.members), 1, 1)
+        dear *= self._asked(1)
         if dear * count * least_ns >= together_ns:  # most end here
             return 0
         return _REQUEST if dear * self._apart_ns(_REQUEST, cost) < together_ns else 0
 
-    def is_costly_by_weights(self, cost: CostView, dear: int = 1) -> bool:
+    def _asked(self, gain: float) -> float:
+        """`gain`, or what is asked where the lead's request ends with this kernel."""
+        lead = self.members[0]
+        return _LAST_GAIN if lead.done_by_ns == lead.request.deadline_ns else gain
+
+    def find_knee(self, cost: CostView, dear: float = 1) -> int:
+        """The size of those groups, of all members, a half, a quarter, ... or so, that take least
+        for each; all, if others do not save enough (C16: the knee of the measured curve)."""
+        count = len(self.members)
+        whole_ns = best_ns = self.predicted_ns / count
+        best, size = count, -(-count // 2)
+        while size < best and (each_ns := self._each_ns(size, cost)) < best_ns:
+            best, best_ns, size = size, each_ns, -(-size // 2)
+        if best == count:  # most end here, at half
+            return count
+        for size in (best + best // 2, best - best // 4):
+            if size < count and (each_ns := self._each_ns(size, cost)) < best_ns:
+                best, best_ns = size, each_ns
+        return best if dear * best_ns < _GAIN * whole_ns else count
+
+    def _each_ns(self, size: int, cost: CostView) -> float:
+        """For each of `size` members like these."""
+        count, sets = len(self.members), len(self.weights) or 1
+        units, sets = -(-self.units * size // count), -(-sets * size // count)
+        return cost.predict_ns(self.signature, units, size, sets, len(self.places) > 1) / size
+
+    def is_costly_by_weights(self, cost: CostView, dear: float = 1) -> bool:
         """By groups of equal size, for what common launches gain was measured so. Where a small
         group would wait for larger ones, the launch must gain clearly by its own sizes too."""
         sets = len(self.weights)
@@ -179,7 +215,7 @@ class Batch:
             return False
         units, segments = -(-self.units // sets), -(-len(self.members) // sets)
         group_ns = cost.predict_ns(self.signature, units, segments, 1)
-        if dear * _GAIN * sets * group_ns < self.predicted_ns:
+        if dear * self._asked(_GAIN) * sets * group_ns < self.predicted_ns:
             return True
         by_weights: dict[WeightsId, int] = {}
         for kernel in self.members:
@@ -233,11 +269,17 @@ def coalesce(
             lead.partings += 1
             key = key if lead.partings % _TRIED else 0
         while key:
-            keys.append(key)
+            if key == _SIZE:
+                most = batch.find_knee(cost)
+            else:
+                keys.append(key)
             batch.leave(*first)
             ready.put_back(lead, taken)
-            taken = []
-            mates = _join_mates(batch, keys, lead, most, cost, now_ns, end_ns, last_priority)
+            taken, mates = [], 0
+            if keys:
+                mates = _join_mates(batch, keys, lead, most, cost, now_ns, end_ns, last_priority)
+            else:
+                taken = _join(batch, lead, ready, most, cost, now_ns, end_ns, last_priority)
             key = batch.find_costly(cost)
     lead.group_hint = len(batch.members)
     lead.held_since_ns = 0
@@ -263,7 +305,7 @@ def _join(
         if batch.grow(entries, cost, now_ns, end_ns):
             taken += entries
             joined += len(entries)
-            if batch.is_costly_by_weights(cost):
+            if batch.is_costly_by_weights(cost) or batch.find_knee(cost) <= joined:
                 break
         else:
             ready.put_back(queue, entries)

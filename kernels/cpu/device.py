@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from coissue.kernels.cpu import ops
+from coissue.kernels.cpu.allocator import keep_freed_memory
 from coissue.kernels.cpu.compile import Plan
 from coissue.kernels.cpu.exact import BlockSizes
 from coissue.kernels.cpu.frame import Frame, Packing
@@ -109,6 +110,7 @@ class CpuDevice:
     ) -> None:
         """`forge`: builds native forms of memory-bound ops; whoever made it closes it."""
         torch.set_num_threads(threads)
+        keep_freed_memory()
         self.name = device_name(threads)
         self.cache_dir = cache_dir
         self.store = WeightStore(memory_bytes)

@@ -6,6 +6,7 @@ it takes to join inputs that do not is timed apart from that: it needs no weight
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -27,24 +28,25 @@ from coissue.kernels.cpu.frame import Packing
 from coissue.kernels.lowered import Lowered
 from coissue.kernels.optable.base import KINDS
 
-#: Launches timed per point at least, after one to warm up; the fastest counts, for whatever else
-#: the machine does only adds time, and what it does all the time is corrected for while serving.
-REPEATS = 5
-#: Short launches are timed for so long, or so many of them: five differ by chance more than what
-#: is to be decided by them.
-POINT_NS = 500_000
+#: All points are timed in turns, so often: what decides is how they compare, and a machine that is
+#: shared may be slow for as long as all of them take (1.4 times, for half a second, was seen).
+ROUNDS = 3
+#: Launches timed per point and round at least, after one to warm up; the fastest counts, for
+#: whatever else the machine does only adds time, and what it does all the time is corrected for
+#: while serving.
+REPEATS = 2
+#: Short launches are timed for so long, or so many of them: two differ by chance more than what is
+#: to be decided by them.
+POINT_NS = 2_000_000
 REPEATS_MAX = 40
 #: The same where weights are launched first: up to twenty launches are each a little shorter than
 #: the last, by a quarter in all, until the caches have settled on them.
 FRESH_NS = 10_000_000
-#: Several sets that take so many times what each alone does are measured again: what looks too dear
-#: to share a launch is never launched, and so not corrected while serving.
-DOUBTED = 1.5
 #: Changes whenever points are chosen or timed differently: older stored points are not read.
-GRID = 5
+GRID = 6
 UNITS = (1, 8, 64, 256)
-#: Of one request too: what large launches take that the cache does not hold.
-LARGE = 1024
+#: Of one request too: what large launches take that the caches do not hold.
+LARGE = (1024, 4096)
 SEGMENTS = (1, 8)
 WEIGHT_SETS = (1, 2, 4, 8)
 #: Segments that a join is measured for: two numbers, for what each further segment costs.
@@ -52,6 +54,8 @@ JOINED = (2, 8)
 #: Other tenants' weights are played by copies of so many bytes at most: of large ones there are
 #: fewer. (The same weights in place of copies would be in the cache, where others' are not.)
 TWIN_BYTES_LIMIT = 1 << 26
+#: Different numbers in inputs.
+DRAWN = 1 << 12
 _Run = Callable[[Sequence[DeviceSegment]], None]
 
 
@@ -74,35 +78,40 @@ def measure(
     signature = lowered.kernels[kernel_index].signature
     bound = device.bind(lowered, kernel_index)
     sets = _twins(bound, max(weight_sets) if bound.weights.weights else 1)
-    for number in sorted({min(number, len(sets)) for number in weight_sets}):
-        point_ns = FRESH_NS
-        for count in sorted({max(count, number) for count in segments}):
-            # A unit each is what tenants with one row send.
-            chosen_units = {count, *(total for total in units if total >= count)}
-            for total in sorted(chosen_units | ({LARGE} if count == 1 else set())):
-                # By the points of one request: between few points the table has to be cautious,
-                # and what it so forbids to measure it would never learn.
-                if (
-                    signature in table
-                    and number * table.predict_ns(signature, total, 1, 1) > bound_ns
-                ):
+    numbers = sorted({min(number, len(sets)) for number in weight_sets})
+    best: dict[tuple[int, int, int, bool], int] = {}
+
+    def record(units: int, count: int, number: int, ns: int, joins: bool = False) -> None:
+        size = units, count, number, joins
+        best[size] = min(ns, best.get(size, ns))
+        table.record(signature, units, count, number, best[size], joins)
+
+    def is_too_long(total: int, number: int) -> bool:
+        """By the points of one request: between few points the table has to be cautious, and what
+        it so forbids to measure it would never learn."""
+        return number * table.predict_ns(signature, total, 1, 1) > bound_ns
+
+    for turn in range(ROUNDS):
+        for number in numbers:
+            point_ns = POINT_NS if turn else FRESH_NS
+            for count in sorted({max(count, number) for count in segments}):
+                # A unit each is what tenants with one row send.
+                totals = {count, *(total for total in units if total >= count)}
+                for total in sorted(totals.union(LARGE if count == 1 else ())):
+                    if best and is_too_long(total, number):
+                        break
+                    chosen = [sets[i * number // count] for i in range(count)]
+                    done, ns = _time_ns(device.run, lowered, kernel_index, chosen, total, point_ns)
+                    point_ns = POINT_NS
+                    record(done, count, number, ns)
+                    yield
+        for count in JOINED:
+            for total in (total for total in units if total >= count):
+                if is_too_long(total, 1):
                     break
-                chosen = [sets[i * number // count] for i in range(count)]
-                done, ns = _time_ns(device.run, lowered, kernel_index, chosen, total, point_ns)
-                point_ns = POINT_NS
-                apart_ns = number * table.predict_ns(signature, -(-done // number), 1, 1)
-                if number > 1 and ns > DOUBTED * apart_ns:
-                    _, again_ns = _time_ns(device.run, lowered, kernel_index, chosen, total)
-                    ns = min(ns, again_ns)
-                table.record(signature, done, count, number, ns)
+                done, ns = _time_ns(_join, lowered, kernel_index, [bound] * count, total)
+                record(done, count, 1, ns, joins=True)
                 yield
-    for count in JOINED:
-        for total in (total for total in units if total >= count):
-            if table.predict_ns(signature, total, 1, 1) > bound_ns:
-                break
-            done, ns = _time_ns(_join, lowered, kernel_index, [bound] * count, total)
-            table.record(signature, done, count, 1, ns, joins=True)
-            yield
     for twin in sets[1:]:
         for weight in twin.weights.weights:
             device.store.drop_stacks(weight.digest)
@@ -179,5 +188,7 @@ def _together(
 
 def _filled(shape: tuple[int, ...], dtype: str, whole: int) -> torch.Tensor:
     if dtype in KINDS["float"]:
-        return torch.randn(shape).to(ops.DTYPES[dtype])
+        size = math.prod(shape)  # drawing them all would take longer than the launch
+        drawn = torch.randn(min(size, DRAWN)).to(ops.DTYPES[dtype])
+        return drawn.repeat(-(-size // max(len(drawn), 1)))[:size].view(shape)
     return torch.full(shape, True if dtype == "bool" else whole, dtype=ops.DTYPES[dtype])

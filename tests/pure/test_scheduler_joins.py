@@ -83,16 +83,42 @@ def three_weights() -> list:
     return [tenant(name, kernel(7, weights=n)) for n, name in enumerate("abc")]
 
 
-@pytest.mark.parametrize(("set_ns", "groups"), [(104, [[1, 2, 3, 4]]), (106, [[1, 4], [2], [3]])])
-def test_weights_share_a_launch_if_one_for_each_takes_clearly_longer(set_ns, groups):
-    """Two further sets against three launches of two rows, 120 each, less three per cent."""
-    bench = Bench(*three_weights(), cost=LinearCost(100, 10, set_ns))
+@pytest.mark.parametrize(
+    ("kernels", "set_ns", "groups"),
+    [
+        ((7, 9), 104, [[1, 2, 3, 4]]), ((7, 9), 105, [[1, 4], [2], [3]]),
+        ((7,), 86, [[1, 2, 3, 4]]), ((7,), 87, [[1, 4], [2], [3]]),
+    ],
+)  # fmt: skip
+def test_weights_share_a_launch_if_one_for_each_takes_clearly_longer(kernels, set_ns, groups):
+    """Two further sets against three launches of two rows, 120 each, less three per cent; where
+    requests end with it less thirteen."""
+    own = [tenant(name, *chain(*kernels, weights=n)) for n, name in enumerate("abc")]
+    bench = Bench(*own, cost=LinearCost(100, 10, set_ns))
     commands = bench.send(*[bench.submit(n, name) for n, name in enumerate("abca", 1)])
     found = []
     while launches(commands):
-        found += [[request for request, _ in group] for group in launched(commands)]
+        (group,) = launched(commands)
+        if group[0][1] == 0:
+            found.append([request for request, _ in group])
         commands = bench.land(launches(commands)[0])
     assert found == groups
+
+
+class Slight(LinearCost):
+    """A tenth is saved by sharing, however many do."""
+
+    def predict_ns(self, signature, units, segments, sets, joins=False):
+        return 90 * units if units > 1 else 100
+
+
+def test_requests_that_end_do_not_wait_for_each_other_for_a_slight_gain():
+    bench = Bench(tenant("a", *chain(7, 9)), cost=Slight())
+    commands, sizes = bench.send(*[bench.submit(n) for n in range(9)]), []
+    while launches(commands):
+        sizes += [len(group) for group in launched(commands)]
+        commands = bench.land(launches(commands)[0])
+    assert sizes == [9] + [1] * 9
 
 
 def test_mates_by_weights_are_found_among_many_tenants():
@@ -286,6 +312,44 @@ def test_what_takes_less_one_by_one_goes_one_by_one():
         found += [[request for request, _ in group] for group in launched(commands)]
         commands = bench.land(launches(commands)[0])
     assert found == [[1], [2], [3]]
+
+
+class Knee(LinearCost):
+    """Each unit beyond eight takes four times what it does up to there."""
+
+    def predict_ns(self, signature, units, segments, sets, joins=False):
+        return 100 + 10 * units + 30 * max(0, units - 8)
+
+
+class KneeOfSeven(Knee):
+    def predict_ns(self, signature, units, segments, sets, joins=False):
+        return 100 if signature == 8 else super().predict_ns(signature, units, segments, sets)
+
+
+@pytest.mark.parametrize("waiting", [8, 9, 10, 16, 17, 31, 64, 200])
+def test_about_so_many_go_as_take_least_for_each(waiting):
+    """Eight take 22.5 each; a group of ten parts for them, what is left over goes as it is."""
+    cost = Knee()
+    bench = Bench(tenant("a", kernel(7)), cost=cost)
+    commands = bench.send(*[bench.submit(n, deadline_ns=LATER + n) for n in range(waiting)])
+    found = []
+    while launches(commands):
+        found += [[request for request, _ in group] for group in launched(commands)]
+        commands = bench.land(launches(commands)[0])
+    assert [n for own in found for n in own] == list(range(waiting)), "the most urgent first"
+    each = [cost.predict_ns(7, len(own), len(own), 1) / len(own) for own in found]
+    assert all(ns <= 1.1 * 22.5 for ns in each[:-1])
+
+
+def test_a_group_that_lies_together_parts_where_it_is_too_large_and_stays_so():
+    bench = Bench(tenant("a", *chain(8, 7, 7)), cost=KneeOfSeven())
+    commands = bench.send(*[bench.submit(n, deadline_ns=LATER + n) for n in range(16)])
+    sizes = []
+    while launches(commands):
+        sizes += [len(group) for group in launched(commands)]
+        assert not launches(commands)[0].joins
+        commands = bench.land(launches(commands)[0])
+    assert sizes == [16, 8, 8, 8, 8]
 
 
 @given(st.integers(0, 2**32), st.integers(0, 300), st.integers(0, 60), st.integers(0, 40))
