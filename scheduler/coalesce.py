@@ -226,9 +226,12 @@ class Batch:
         return dear * _CLEAR_GAIN * self._apart_ns(_WEIGHTS, cost) < self.predicted_ns
 
     def _apart_ns(self, key: _Key, cost: CostView) -> int:
+        """Of a launch for each; without end if they have it in common."""
         apart: dict[int, list[Kernel]] = {}
         for kernel in self.members:
             apart.setdefault(_of(kernel, key), []).append(kernel)
+        if len(apart) == 1:
+            return _NEVER
         return sum(_predict_ns(self.signature, own, cost) for own in apart.values())
 
 

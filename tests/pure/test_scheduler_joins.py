@@ -121,6 +121,13 @@ def test_requests_that_end_do_not_wait_for_each_other_for_a_slight_gain():
     assert sizes == [9] + [1] * 9
 
 
+def test_kernels_of_one_request_that_gain_little_go_together():
+    """A launch for each request is the same launch."""
+    bench = Bench(tenant("a", kernel(7), kernel(7), kernel(7)), cost=Slight())
+    (launch,) = launches(bench.send(bench.submit(1)))
+    assert len(launch.segments) == 3
+
+
 def test_mates_by_weights_are_found_among_many_tenants():
     """Each of 64 tenants has 8 requests, in turns; sets of weights never gain by sharing."""
     names = [f"t{n}" for n in range(64)]
@@ -291,7 +298,8 @@ def test_a_small_request_waits_for_a_large_one_of_other_weights_only_for_a_clear
     rows, members
 ):
     """A tenth is gained. The small ones would wait for the large one: that is worth a quarter."""
-    bench = Bench(*three_weights(), cost=Sublinear())
+    own = [tenant(name, *chain(7, 9, weights=n)) for n, name in enumerate("abc")]
+    bench = Bench(*own, cost=Sublinear())
     submits = [bench.submit(1, "a", rows=rows), bench.submit(2, "b"), bench.submit(3, "c")]
     (launch,) = launches(bench.send(*submits))
     assert len(launch.segments) == members
@@ -326,7 +334,7 @@ class KneeOfSeven(Knee):
         return 100 if signature == 8 else super().predict_ns(signature, units, segments, sets)
 
 
-@pytest.mark.parametrize("waiting", [8, 9, 10, 16, 17, 31, 64, 200])
+@pytest.mark.parametrize("waiting", [8, 9, 10, 16, 17, 31, 64, 100])
 def test_about_so_many_go_as_take_least_for_each(waiting):
     """Eight take 22.5 each; a group of ten parts for them, what is left over goes as it is."""
     cost = Knee()
