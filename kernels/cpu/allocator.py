@@ -10,11 +10,9 @@ from __future__ import annotations
 import ctypes
 
 #: Numbers of glibc's `mallopt`. Setting one stops it from moving the others.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 #: Bytes that may lie free at a heap's end.
-KEPT_BYTES = 1 << 28
-#: By so much more than asked for a heap grows.
-_PAD_BYTES = 1 << 26
+_KEPT_BYTES = 1 << 28
 #: Larger tensors are mapped, and returned, each by itself; glibc takes no more.
 _MAPPED_BYTES = 1 << 25
 
@@ -22,7 +20,5 @@ _MAPPED_BYTES = 1 << 25
 def keep_freed_memory() -> bool:
     """For the whole process; False where the C library is not glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    options = (
-        (_MMAP_THRESHOLD, _MAPPED_BYTES), (_TRIM_THRESHOLD, KEPT_BYTES), (_TOP_PAD, _PAD_BYTES),
-    )  # fmt: skip
+    options = (_MMAP_THRESHOLD, _MAPPED_BYTES), (_TRIM_THRESHOLD, _KEPT_BYTES)
     return mallopt is not None and all(mallopt(*option) == 1 for option in options)
