@@ -41,10 +41,6 @@ _TIGHT = 4
 #: What a launch of several sets of weights may take at most of one for each, and those of smaller
 #: groups of the whole one's: less than predictions err by is no gain.
 _GAIN = 0.97
-#: The same, and what a launch of several requests may take of one for each, where the lead's
-#: request ends: it waits for the others, gains nothing later from having joined them, and
-#: predictions for sizes that fall out of the caches err by so much.
-_LAST_GAIN = 0.87
 #: Groups of weights are not alike if one of equal size takes so many times what the smallest does,
 #: and then must gain so much.
 _UNLIKE = 2
@@ -165,7 +161,7 @@ class Batch:
         self.members, self.weights, self.places = [lead], _NO_WEIGHTS, {place(lead)}
         self.units, self.done_by_ns, self.predicted_ns = units, done_by_ns, predicted_ns
 
-    def find_costly(self, cost: CostView, dear: float = 1) -> _Key:
+    def find_costly(self, cost: CostView, dear: int = 1) -> _Key:
         """In what the members differ although a launch for each of it is predicted to take less,
         `dear` times less, or that they are too many; 0 if neither."""
         count, together_ns = len(self.members), self.predicted_ns
@@ -176,17 +172,11 @@ class Batch:
         if self.find_knee(cost, dear) < count:
             return _SIZE
         least_ns = cost.predict_ns(self.signature, min(k.units for k in self.members), 1, 1)
-        dear *= self._asked(1)
         if dear * count * least_ns >= together_ns:  # most end here
             return 0
         return _REQUEST if dear * self._apart_ns(_REQUEST, cost) < together_ns else 0
 
-    def _asked(self, gain: float) -> float:
-        """`gain`, or what is asked where the lead's request ends with this kernel."""
-        lead = self.members[0]
-        return _LAST_GAIN if lead.done_by_ns == lead.request.deadline_ns else gain
-
-    def find_knee(self, cost: CostView, dear: float = 1) -> int:
+    def find_knee(self, cost: CostView, dear: int = 1) -> int:
         """The size of those groups, of all members, a half, a quarter, ... or so, that take least
         for each; all, if others do not save enough (C16: the knee of the measured curve)."""
         count = len(self.members)
@@ -207,7 +197,7 @@ class Batch:
         units, sets = -(-self.units * size // count), -(-sets * size // count)
         return cost.predict_ns(self.signature, units, size, sets, len(self.places) > 1) / size
 
-    def is_costly_by_weights(self, cost: CostView, dear: float = 1) -> bool:
+    def is_costly_by_weights(self, cost: CostView, dear: int = 1) -> bool:
         """By groups of equal size, for what common launches gain was measured so. Where a small
         group would wait for larger ones, the launch must gain clearly by its own sizes too."""
         sets = len(self.weights)
@@ -215,7 +205,7 @@ class Batch:
             return False
         units, segments = -(-self.units // sets), -(-len(self.members) // sets)
         group_ns = cost.predict_ns(self.signature, units, segments, 1)
-        if dear * self._asked(_GAIN) * sets * group_ns < self.predicted_ns:
+        if dear * _GAIN * sets * group_ns < self.predicted_ns:
             return True
         by_weights: dict[WeightsId, int] = {}
         for kernel in self.members:
@@ -226,12 +216,9 @@ class Batch:
         return dear * _CLEAR_GAIN * self._apart_ns(_WEIGHTS, cost) < self.predicted_ns
 
     def _apart_ns(self, key: _Key, cost: CostView) -> int:
-        """Of a launch for each; without end if they have it in common."""
         apart: dict[int, list[Kernel]] = {}
         for kernel in self.members:
             apart.setdefault(_of(kernel, key), []).append(kernel)
-        if len(apart) == 1:
-            return _NEVER
         return sum(_predict_ns(self.signature, own, cost) for own in apart.values())
 
 
