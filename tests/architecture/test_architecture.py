@@ -23,7 +23,7 @@ CLASS_LINES_MAX = 300
 #: What the product was meant to stay under; missed, see docs/decisions/007-size.md.
 PRODUCT_LINES_WANTED = 8000
 #: Lines of each folder today, rounded up: none of them grows unnoticed.
-LINES_MAX = {"kernels": 12675, "scheduler": 5150, "deployments": 12500}
+LINES_MAX = {"kernels": 12675, "scheduler": 5125, "deployments": 12500}
 #: Modules of `scheduler` that may touch threads and the clock.
 IMPURE = {"scheduler/runtime.py", "scheduler/clock.py"}
 BANNED_IN_PURE = {"time", "datetime", "threading", "asyncio", "os", "socket", "subprocess"}
