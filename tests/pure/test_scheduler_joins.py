@@ -95,20 +95,6 @@ def test_weights_share_a_launch_if_one_for_each_takes_clearly_longer(set_ns, gro
     assert found == groups
 
 
-class Slight(LinearCost):
-    """A tenth is saved by sharing, however many do."""
-
-    def predict_ns(self, signature, units, segments, sets, joins=False):
-        return 90 * units if units > 1 else 100
-
-
-def test_kernels_of_one_request_that_gain_little_go_together():
-    """A launch for each request is the same launch."""
-    bench = Bench(tenant("a", kernel(7), kernel(7), kernel(7)), cost=Slight())
-    (launch,) = launches(bench.send(bench.submit(1)))
-    assert len(launch.segments) == 3
-
-
 def test_mates_by_weights_are_found_among_many_tenants():
     """Each of 64 tenants has 8 requests, in turns; sets of weights never gain by sharing."""
     names = [f"t{n}" for n in range(64)]
